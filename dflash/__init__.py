@@ -1,0 +1,1 @@
+"""Importable trainer of DFlash drafters; see docs/architecture.md for the rooms."""

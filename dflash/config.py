@@ -1,0 +1,302 @@
+"""Every setting of a run: its unit, bounds and default, once.
+
+A run is one `RunConfig`. It is read from YAML (`load_config`), changed with `--set section.key=value` (YAML values), and written
+whole into the run's folder. Unknown keys are errors that name the nearest known one. Nothing else in the package holds a default.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from dflash.errors import RefusedInput
+
+Strategy = Literal["sorted", "shuffled", "bucketed", "jittered", "packed"]
+Order = Literal["random", "stratified"]
+Policy = Literal["oldest", "random", "longest_queue", "round_robin", "deficit", "round_robin_wait"]
+EngineName = Literal["inline", "ray", "simulated"]
+Precision = Literal["auto", "bfloat16", "float32"]
+
+Count = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[int, Field(ge=0)]
+
+
+class Section(BaseModel):
+    """A group of settings; immutable, unknown keys refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class DataConfig(Section):
+    """What is trained on."""
+
+    path: str = Field(description="folder written by `dflash prepare`")
+    holdout: NonNegative = Field(0, description="samples kept out of training for evaluation, drawn by optim.seed")
+
+
+class TargetConfig(Section):
+    """The frozen model whose hidden states are the drafter's context."""
+
+    path: str = Field(description="a Hugging Face causal LM folder, or the name of a shipped target (qwen3-tiny, qwen3_5-tiny)")
+    dtype: Precision = Field("auto", description="weights of the target; auto: bfloat16 on a GPU, float32 on a CPU")
+    attention: Literal["auto", "flash_attention_2", "sdpa", "eager"] = Field(
+        "auto", description="auto: flash_attention_2 with flash-attn and a GPU, sdpa elsewhere"
+    )
+    feature_dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="how features are kept in the pool")
+
+
+class DrafterConfig(Section):
+    """The drafter's shape and what is asked of it. Sizes left empty are the target's."""
+
+    layers: Count = Field(5, description="decoder layers")
+    block_size: int = Field(16, ge=2, le=256, description="tokens in a block: the anchor and block_size - 1 drafted ones")
+    intermediate_size: Count | None = Field(None, description="width of the SwiGLU MLP; empty: the target's")
+    heads: Count | None = Field(None, description="query heads; empty: the target's")
+    kv_heads: Count | None = Field(None, description="key and value heads; empty: the target's")
+    head_dim: Count | None = Field(None, description="width of one head; empty: the target's")
+    layer_types: list[Literal["full_attention", "sliding_attention"]] | None = Field(
+        None, description="one a layer; empty: all full_attention"
+    )
+    sliding_window: Count | None = Field(None, description="tokens a sliding layer looks back; needed when layer_types has one")
+    is_causal: bool = Field(False, description="whether a slot of a block sees only the slots before it")
+    target_layer_ids: list[NonNegative] | None = Field(
+        None, description="target layers captured: id i is the output AFTER layer i; empty: spread evenly"
+    )
+    feature_layers: Count | None = Field(None, description="how many target layers are captured; empty: as many as layers")
+    mask_token_id: NonNegative | None = Field(None, description="token of a slot to be drafted; empty: the target family's own")
+    gamma: float | None = Field(None, gt=0, description="decay of the weight over slots, exp(-(k-1)/gamma); empty: by block_size")
+    anchors: Count = Field(512, description="blocks a conversation, at most, drawn anew at every use")
+    noise: float = Field(0.0, ge=0, description="standard deviation of Gaussian noise on features, relative to their root mean square")
+    logits_chunk: int = Field(2**26, ge=1, description="logits computed at a time, at most (rows x vocabulary)")
+    attention: Literal["auto", "flash_attention_2", "flex_attention", "sdpa"] = Field(
+        "auto", description="auto: flash_attention_2 with flash-attn and a GPU, flex_attention on other GPUs, sdpa elsewhere"
+    )
+    precision: Precision = Field("auto", description="autocast of the matrix products; auto: bfloat16 on a GPU, float32 on a CPU")
+    compile: bool = Field(False, description="torch.compile the drafter")
+
+    @model_validator(mode="after")
+    def _layers_agree(self) -> Self:
+        if self.layer_types is not None:
+            if len(self.layer_types) != self.layers:
+                raise ValueError(f"layer_types has {len(self.layer_types)} entries for layers={self.layers}")
+            if "sliding_attention" in self.layer_types and self.sliding_window is None:
+                raise ValueError("layer_types has a sliding layer: set sliding_window (tokens)")
+        if self.target_layer_ids is not None and self.feature_layers not in (None, len(self.target_layer_ids)):
+            raise ValueError("feature_layers differs from the number of target_layer_ids: give one of the two")
+        return self
+
+
+class BatchingConfig(Section):
+    """How samples are put together into batches, and in which order the batches run."""
+
+    strategy: Strategy = Field("jittered", description="who shares a batch")
+    order: Order = Field("stratified", description="the order batches run in: random, or each window holding every length class")
+    boundaries: list[NonNegative] | None = Field(
+        None, description="length buckets, K + 1 tokens from 0 to the limit; empty: six by equal samples. A boundary belongs below"
+    )
+    token_budget: Count = Field(49_152, description="tokens a batch, at most: rows x longest row; packed: the sum of the lengths")
+    window: Count | None = Field(None, description="batches a stratified window; empty: optim.accumulate")
+    jitter: NonNegative = Field(32, description="tokens of jitter on the sorting key, plus or minus (jittered only)")
+    max_rows: Count | None = Field(None, description="rows a batch, at most")
+    seed: NonNegative = Field(0, description="with the epoch it decides the membership and order of batches")
+
+    @field_validator("boundaries")
+    @classmethod
+    def _ascending(cls, boundaries: list[int] | None) -> list[int] | None:
+        if boundaries is None:
+            return None
+        if len(boundaries) < 2 or boundaries[0] != 0:
+            raise ValueError(f"boundaries {boundaries} need at least two numbers, the first 0, the last the length limit")
+        for left, right in zip(boundaries, boundaries[1:], strict=False):
+            if right <= left:
+                what = "given twice" if right == left else "not ascending"
+                raise ValueError(f"boundaries {boundaries}: {right} after {left} is {what}")
+        return boundaries
+
+
+class PoolConfig(Section):
+    """The bounded pool of ready features between targets and drafters."""
+
+    policy: Policy = Field("oldest", description="which ready item a free drafter pulls")
+    capacity_items: Count = Field(20, description="items the pool holds, those being produced included")
+    capacity_bytes: Count = Field(64 * 2**30, description="bytes the pool holds, those being produced included")
+    wait_seconds: float | None = Field(
+        None, gt=0, description="round_robin_wait only: seconds it waits for its bucket before it moves on; needed on real engines"
+    )
+
+
+class PipelineConfig(Section):
+    """Where the work happens."""
+
+    engine: EngineName = Field("inline", description="inline: this process; ray: one actor a device; simulated: a virtual clock")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda when there is one")
+    targets: Count = Field(1, description="replicas of the frozen target")
+    drafters: Count = Field(1, description="replicas of the drafter; they average their gradients")
+    prefetch: Count = Field(8, description="batches read ahead and waiting for the targets, at most")
+    prefetch_workers: Count = Field(1, description="readers that make those batches")
+    threads: NonNegative = Field(0, description="CPU threads of a worker; 0: the cores shared out among the workers")
+    ray_address: str | None = Field(None, description="a running Ray cluster to use; empty: start one on this machine")
+
+
+class OptimConfig(Section):
+    """AdamW with warm-up and cosine decay over the true number of steps."""
+
+    lr: float = Field(6e-4, gt=0, description="peak learning rate")
+    min_lr_ratio: float = Field(0.0, ge=0, le=1, description="learning rate at the end, as a share of lr")
+    warmup: float = Field(0.04, ge=0, lt=1, description="share of the steps in which lr rises from 0")
+    weight_decay: float = Field(0.01, ge=0, description="decoupled weight decay of matrices; norms have none")
+    beta1: float = Field(0.9, ge=0, lt=1, description="decay of the gradient's mean")
+    beta2: float = Field(0.95, ge=0, lt=1, description="decay of the gradient's square")
+    eps: float = Field(1e-8, gt=0, description="added to the root of the square")
+    clip: float = Field(1.0, gt=0, description="largest gradient norm of a step")
+    accumulate: Count = Field(32, description="batches an optimiser window")
+    epochs: Count = Field(6, description="times each sample is trained on")
+    max_steps: Count | None = Field(None, description="stop after so many optimiser steps; the schedule then ends there")
+    seed: NonNegative = Field(0, description="of the drafter's first weights, the anchors, the noise and the hold-out")
+
+
+class TelemetryConfig(Section):
+    """What is written down while the run goes on."""
+
+    metrics_every: Count = Field(1, description="accuracy and streak on one drafter batch in so many; the loss on all")
+    log_every: float = Field(10.0, gt=0, description="seconds between console lines")
+    sample_every: float = Field(5.0, gt=0, description="seconds between samples of workers, queues and the system")
+
+
+class EvaluationConfig(Section):
+    """Held-out evaluation: streak and acceptance length with the answers of the data."""
+
+    every: NonNegative = Field(0, description="optimiser steps between evaluations; 0: only when the run ends")
+    anchors: Count = Field(64, description="blocks a held-out conversation; the same ones at every evaluation")
+
+
+class CheckpointConfig(Section):
+    """When the run is written down so that it can go on."""
+
+    every: NonNegative = Field(200, description="optimiser steps between checkpoints; 0: only at the end and on a stop")
+    keep: Count = Field(3, description="checkpoints kept, the newest")
+
+
+class RunConfig(Section):
+    """One run."""
+
+    data: DataConfig
+    target: TargetConfig
+    drafter: DrafterConfig = DrafterConfig()
+    batching: BatchingConfig = BatchingConfig()
+    pool: PoolConfig = PoolConfig()
+    pipeline: PipelineConfig = PipelineConfig()
+    optim: OptimConfig = OptimConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+
+    @property
+    def window(self) -> int:
+        """Batches a stratified window: `batching.window`, or the optimiser's own when empty."""
+        return self.batching.window or self.optim.accumulate
+
+    @model_validator(mode="after")
+    def _policy_can_run(self) -> Self:
+        if self.pool.policy == "round_robin_wait" and self.pool.wait_seconds is None and self.pipeline.engine != "simulated":
+            raise ValueError(
+                "pool.policy=round_robin_wait can deadlock: set pool.wait_seconds (seconds until it moves on), or use oldest"
+            )
+        return self
+
+
+def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
+    """Read a run's YAML file and apply `section.key=value` overrides.
+
+    Raises:
+        RefusedInput: the file can't be read or is not YAML, a key is unknown, a value is out of bounds.
+    """
+    place = Path(path)
+    try:
+        tree = yaml.safe_load(place.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RefusedInput(f"{place}: can't be read ({error.strerror})") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise RefusedInput(f"{place}: not YAML: {error}") from error
+    if not isinstance(tree, dict):
+        raise RefusedInput(f"{place}: holds no settings; a config is a YAML mapping with data, target, ...")
+    return build_config(tree, overrides or [], place=str(place))
+
+
+def build_config(tree: dict[str, Any], overrides: list[str] | None = None, *, place: str = "config") -> RunConfig:
+    """Build a `RunConfig` from a nested dict and `section.key=value` overrides.
+
+    Raises:
+        RefusedInput: an unknown key or a bad value, named with its full key and the nearest known one.
+    """
+    merged = {section: dict(values) if isinstance(values, dict) else values for section, values in tree.items()}
+    for override in overrides or []:
+        section, key, value = parse_override(override)
+        values = merged.setdefault(section, {})
+        if not isinstance(values, dict):
+            raise RefusedInput(f"{place}: {section} is not a mapping of settings")
+        values[key] = value
+    try:
+        return RunConfig.model_validate(merged)
+    except ValidationError as error:
+        raise RefusedInput("\n".join(_explain(place, item) for item in error.errors())) from error
+
+
+def parse_override(text: str) -> tuple[str, str, Any]:
+    """Split `section.key=value` into its parts, the value read as YAML.
+
+    Raises:
+        RefusedInput: the text has another form, or its value is not YAML.
+    """
+    name, equals, value = text.partition("=")
+    section, dot, key = name.strip().partition(".")
+    if not (equals and dot and section and key):
+        raise RefusedInput(f"--set {text}: expected section.key=value, as in optim.lr=3e-4")
+    try:
+        parsed = yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise RefusedInput(f"--set {text}: the value is not YAML: {error}") from error
+    if isinstance(parsed, str) and _is_number(parsed):  # YAML 1.1 reads 3e-4 as text
+        parsed = float(parsed)
+    return section, key, parsed
+
+
+def dump_config(config: RunConfig) -> str:
+    """The whole config as YAML, every setting with its value."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+
+
+def known_keys() -> list[str]:
+    """Every `section.key` a config may hold."""
+    sections = {name: field.annotation for name, field in RunConfig.model_fields.items()}
+    return [
+        f"{name}.{key}"
+        for name, section in sections.items()
+        if isinstance(section, type) and issubclass(section, Section)
+        for key in section.model_fields
+    ]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return text.lower().lstrip("+-") not in ("nan", "inf", "infinity")
+
+
+def _explain(place: str, item: Any) -> str:
+    key = ".".join(str(part) for part in item["loc"])
+    if item["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(key, known_keys() + list(RunConfig.model_fields), n=1)
+        return f"{place}: unknown key {key}" + (f"; did you mean {near[0]}?" if near else "")
+    if item["type"] == "missing":
+        return f"{place}: {key} is missing; every run needs it"
+    message = item["msg"].removeprefix("Value error, ")
+    where = f"{key}: " if key else ""
+    given = "" if item["type"] == "value_error" else f" (given: {item['input']!r})"
+    return f"{place}: {where}{message}{given}"
