@@ -1,0 +1,1 @@
+"""From text in many shapes to a memory-mapped token dataset, and a sample corpus made on the spot."""
