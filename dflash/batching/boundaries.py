@@ -30,3 +30,16 @@ def quantile_boundaries(lengths: NDArray[np.integer], buckets: int) -> list[int]
     """
     ends = -(-np.arange(1, buckets + 1) * lengths.size // buckets)
     return [0, *np.unique(np.sort(lengths)[ends - 1]).tolist()]
+
+
+def length_class_edges(lengths: NDArray[np.integer], classes: int = 16) -> NDArray[np.int64]:
+    """Edges of length classes that hold as nearly the same number of TOKENS as whole lengths allow; equal ones are merged.
+
+    Returns:
+        at most `classes` + 1 ascending numbers, from 0 to the longest length; use them with `bucket_of`.
+    """
+    values, counts = np.unique(lengths, return_counts=True)
+    tokens = np.cumsum(values.astype(np.int64) * counts)
+    ends = np.arange(1, classes + 1) * (int(tokens[-1]) / classes)
+    edges = values[np.minimum(np.searchsorted(tokens, ends), values.size - 1)].astype(np.int64)
+    return np.concatenate([[0], np.unique(edges)])

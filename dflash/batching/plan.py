@@ -87,8 +87,10 @@ def _order(
     lengths: NDArray[np.int32], membership: Membership, settings: BatchingConfig, epoch: int, window: int
 ) -> NDArray[np.int64]:
     draws = generator(settings.seed, epoch, "order")
+    batches = membership.offsets.size - 1
     if settings.order == "random":
-        return random_order(membership.offsets.size - 1, draws)
+        # a shuffle is in random order as it comes; batches cut from it one after the other mix a little better than drawn apart
+        return np.arange(batches) if settings.strategy == "shuffled" else random_order(batches, draws)
     return stratified_order(mean_log_lengths(lengths[membership.rows], membership.offsets), window, draws)
 
 
