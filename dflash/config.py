@@ -70,8 +70,13 @@ class DrafterConfig(Section):
     mask_token_id: NonNegative | None = Field(None, description="token of a slot to be drafted; empty: the target family's own")
     gamma: float | None = Field(None, gt=0, description="decay of the weight over slots, exp(-(k-1)/gamma); empty: by block_size")
     anchors: Count = Field(512, description="blocks a conversation, at most, drawn anew at every use")
-    noise: float = Field(0.0, ge=0, description="standard deviation of Gaussian noise on features, relative to their root mean square")
+    noise: float = Field(
+        0.0, ge=0, description="standard deviation of Gaussian noise on features, relative to their root mean square"
+    )
     logits_chunk: int = Field(2**26, ge=1, description="logits computed at a time, at most (rows x vocabulary)")
+    positions_at_once: Count = Field(
+        2**14, description="drafted positions (blocks x block_size) run at a time, at most; a larger batch is run in parts"
+    )
     attention: Literal["auto", "flash_attention_2", "flex_attention", "sdpa"] = Field(
         "auto", description="auto: flash_attention_2 with flash-attn and a GPU, flex_attention on other GPUs, sdpa elsewhere"
     )

@@ -1,0 +1,237 @@
+"""The `dflash` command: thin. Each subcommand reads its arguments, calls one function, and prints what it returns.
+
+With `--json` the last line on standard output is one JSON object; progress and warnings go to standard error. Exit codes: 0 done, 1 failed,
+2 wrong usage or refused input, 130 stopped at once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, cast, get_args
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from dflash.config import BatchingConfig, Order, Strategy, build_config, load_config
+from dflash.errors import DFlashError, RefusedInput
+
+app = typer.Typer(
+    help="Train DFlash drafters: prepare text, plan batches, train targets -> pool -> drafters, resume.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object as the last line")]
+Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="a setting, as in optim.lr=3e-4 (YAML value)")]
+Runs = Annotated[Path, typer.Option("--runs", help="folder that holds the runs")]
+
+
+@app.command("sample-data")
+def sample_data(
+    out: Annotated[Path, typer.Option(help="file to write: .jsonl, .jsonl.gz or .jsonl.zst")],
+    limit: Annotated[int | None, typer.Option(min=1, help="chats, at most")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="order of the chats")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Make a real corpus with no download: documented Python on this machine, as chats."""
+    from dflash.data.sample import write_sample_corpus
+
+    _print(write_sample_corpus(out, limit=limit, seed=seed), as_json)
+
+
+@app.command()
+def prepare(
+    inputs: Annotated[list[Path], typer.Argument(help="files or folders of .jsonl[.gz|.zst], .parquet, or save_to_disk folders")],
+    tokenizer: Annotated[str, typer.Option(help="folder of a tokenizer, or a shipped target's name")],
+    out: Annotated[Path, typer.Option(help="folder to write")],
+    loss_on: Annotated[str, typer.Option(help="assistant turns that are supervised: all, last")] = "all",
+    max_length: Annotated[int, typer.Option(help="tokens a row, at most")] = 8192,
+    over_long: Annotated[str, typer.Option(help="a longer row is: cut, reject")] = "cut",
+    chat_template: Annotated[Path | None, typer.Option(help="Jinja file used instead of the tokenizer's template")] = None,
+    workers: Annotated[int, typer.Option(help="processes; 0: one a core")] = 0,
+    overwrite: Annotated[bool, typer.Option(help="replace a data set made from other inputs or options")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Turn text into a token data set: chat template, loss mask, Parquet shards. Resumable."""
+    from dflash.data.options import PrepareOptions
+    from dflash.data.prepare import prepare as prepare_dataset
+
+    template = None if chat_template is None else _read_text(chat_template)
+    options = PrepareOptions(
+        loss_on=cast(Any, loss_on),
+        max_length=max_length,
+        over_long=cast(Any, over_long),
+        chat_template=template,
+        workers=workers,
+        overwrite=overwrite,
+    )
+    _print(prepare_dataset(inputs, tokenizer, out, options=options, progress=True), as_json)
+
+
+@app.command()
+def plan(
+    lengths: Annotated[Path, typer.Argument(help="a file of lengths, or a prepared data set")],
+    strategy: Annotated[str, typer.Option(help=", ".join(get_args(Strategy)))] = "jittered",
+    order: Annotated[str, typer.Option(help=", ".join(get_args(Order)))] = "stratified",
+    boundaries: Annotated[str | None, typer.Option(help="length buckets, as in 0,770,1216,8192")] = None,
+    token_budget: Annotated[int, typer.Option(help="tokens a batch, at most")] = 49_152,
+    window: Annotated[int, typer.Option(help="batches an optimiser window")] = 32,
+    jitter: Annotated[int, typer.Option(help="tokens of jitter (jittered)")] = 32,
+    max_rows: Annotated[int | None, typer.Option(help="rows a batch, at most")] = None,
+    seed: Annotated[int, typer.Option(help="with the epoch it decides membership and order")] = 0,
+    epoch: Annotated[int, typer.Option(min=0, help="from 0")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Parquet file for the plan: batch, sample")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Plan one epoch's batches and measure padding, fill and window mix."""
+    from dflash.batching.command import plan_command
+
+    values = {
+        "strategy": strategy,
+        "order": order,
+        "boundaries": _numbers(boundaries),
+        "token_budget": token_budget,
+        "window": window,
+        "jitter": jitter,
+        "max_rows": max_rows,
+        "seed": seed,
+    }
+    settings = _batching(values)
+    _print(plan_command(lengths, settings, window=window, epoch=epoch, out=out), as_json)
+
+
+@app.command()
+def train(
+    config: Annotated[Path, typer.Argument(help="the run's YAML file")],
+    sets: Sets = None,
+    name: Annotated[str | None, typer.Option(help="name of the run; its folder is made in --runs")] = None,
+    runs: Runs = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """Train a drafter. Ctrl-C once: checkpoint and stop; twice: stop now."""
+    from dflash.runs.folder import create_run
+
+    run = create_run(runs, name, load_config(config, sets or []))
+    _drive(run, as_json)
+
+
+@app.command()
+def resume(
+    run: Annotated[str, typer.Argument(help="a run's folder, or its name in --runs")],
+    sets: Sets = None,
+    runs: Runs = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """Go on with a run from its newest whole checkpoint, inside the epoch."""
+    from dflash.runs.folder import change_config, open_run
+
+    folder = open_run(run, runs)
+    if sets:
+        change_config(folder, sets)
+    _drive(folder, as_json)
+
+
+@app.command("runs")
+def runs_command(runs: Runs = Path("runs"), as_json: AsJson = False) -> None:
+    """List runs: running, finished, stopped, failed, crashed."""
+    from dflash.runs.table import describe_runs
+
+    rows = describe_runs(runs)
+    if as_json:
+        print(json.dumps({"runs": _plain(rows)}))
+        return
+    if not rows:
+        print(f"no runs in {runs}")
+        return
+    table = Table("run", "state", "step", "of", "loss", "acceptance", "Ktok/s", "last event")
+    for row in rows:
+        table.add_row(*("" if value is None else str(value) for value in row.values()))
+    Console().print(table)
+
+
+def main() -> None:
+    """Run the command line; errors the package raises on purpose are printed without a traceback."""
+    try:
+        app()
+    except DFlashError as error:
+        print(f"dflash: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt as error:
+        print(f"dflash: {error or 'stopped'}", file=sys.stderr)
+        sys.exit(130)
+
+
+def _drive(run: Any, as_json: bool) -> None:
+    from dflash.pipeline.train import drive_run
+
+    show = _shower(sys.stderr if as_json else sys.stdout)
+    outcome = drive_run(run, show)
+    _print({"run": str(run.path), **asdict(outcome)}, as_json)
+
+
+def _shower(stream: Any) -> Callable[[str], None]:
+    def show(line: str) -> None:
+        print(line, file=stream, flush=True)
+
+    return show
+
+
+def _print(result: Any, as_json: bool) -> None:
+    """One JSON line, or a table of names and values."""
+    fields = asdict(result) if is_dataclass(result) and not isinstance(result, type) else dict(result)
+    if as_json:
+        print(json.dumps(_plain(fields)))
+        return
+    table = Table(show_header=False, box=None)
+    for name, value in fields.items():
+        table.add_row(name, _shown(value))
+    Console().print(table)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1_000 else f"{value:,.0f}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    if isinstance(value, dict):
+        return "  ".join(f"{key}: {_shown(each)}" for key, each in value.items()) or "none"
+    return str(value)
+
+
+def _plain(value: Any) -> Any:
+    """The value as strict JSON: no NaN, no paths."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value if value is None or isinstance(value, str | int | bool) else str(value)
+
+
+def _numbers(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    try:
+        return [int(part) for part in text.replace("[", "").replace("]", "").split(",")]
+    except ValueError as error:
+        raise RefusedInput(f"--boundaries {text}: expected whole numbers with commas, as in 0,770,1216,8192") from error
+
+
+def _batching(values: dict[str, Any]) -> BatchingConfig:
+    tree = {"data": {"path": "-"}, "target": {"path": "-"}, "batching": values}
+    return build_config(tree, place="dflash plan").batching
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RefusedInput(f"{path}: can't be read: {error}") from error

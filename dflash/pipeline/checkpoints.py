@@ -1,0 +1,137 @@
+"""Checkpoints of a run: whole or not there, checked when read, the newest few kept.
+
+A checkpoint is a folder `step-00000100` with model.safetensors, optimizer.safetensors and state.json (the coordinator's state, what the
+weights belong to, and a checksum of each other file). It is written under a name that readers ignore, flushed to disk, then
+renamed. A checkpoint that is cut short or altered is passed over, and the one before it is used, and said.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dflash.errors import RefusedInput, RunFailed
+from dflash.pipeline.jobs import Save
+from dflash.runs.folder import read_json
+
+FORMAT = 1
+_PREFIX = "step-"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One whole checkpoint."""
+
+    folder: Path
+    step: int
+    state: dict[str, Any]
+
+
+@dataclass
+class CheckpointStore:
+    """The checkpoints folder of one run. `belongs_to` is what weights and ledger depend on; resuming with another is refused."""
+
+    folder: Path
+    keep: int
+    belongs_to: dict[str, Any]
+    warn: Callable[[str], None]
+    on_saved: Callable[[int, Path, int], None] = lambda step, folder, size_bytes: None
+
+    def begin(self, step: int) -> Save:
+        """The job that writes weights and optimiser, into a folder readers don't see yet."""
+        part = self._part(step)
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        return Save(part)
+
+    def commit(self, step: int, state: dict[str, Any]) -> None:
+        """Add the state, flush, rename, and remove checkpoints beyond `keep`.
+
+        Raises:
+            RunFailed: it can't be written; the checkpoints before it are whole.
+        """
+        part, final = self._part(step), self.folder / f"{_PREFIX}{step:08d}"
+        try:
+            files = {path.name: checksum(path) for path in sorted(part.iterdir())}
+            whole = {"format": FORMAT, "step": step, "belongs_to": self.belongs_to, "files": files, **state}
+            (part / "state.json").write_text(json.dumps(whole), encoding="utf-8")
+            for path in [*part.iterdir(), part]:
+                _flush(path)
+            if final.exists():
+                shutil.rmtree(final)
+            os.replace(part, final)
+            _flush(self.folder)
+        except OSError as error:
+            shutil.rmtree(part, ignore_errors=True)
+            raise RunFailed(
+                f"{final}: can't be written ({error.strerror}); earlier checkpoints are whole. Make room, then `dflash resume`"
+            ) from error
+        self.on_saved(step, final, sum(path.stat().st_size for path in final.iterdir()))
+        for old in self._folders()[: -self.keep]:
+            shutil.rmtree(old, ignore_errors=True)
+
+    def newest(self) -> Checkpoint | None:
+        """The newest whole checkpoint, or None if there never was one.
+
+        Raises:
+            RefusedInput: it belongs to another config or data set, or there are checkpoints but none is whole.
+        """
+        folders = self._folders()
+        for folder in reversed(folders):
+            fault = find_fault(folder)
+            if fault is None:
+                state = read_json(folder / "state.json")
+                self._refuse_foreign(folder, state["belongs_to"])
+                return Checkpoint(folder, int(state["step"]), state)
+            self.warn(f"{folder}: {fault}; passed over, the checkpoint before it is used")
+        if folders:
+            raise RefusedInput(f"{self.folder}: none of {len(folders)} checkpoints is whole; start a new run")
+        return None
+
+    def _refuse_foreign(self, folder: Path, theirs: dict[str, Any]) -> None:
+        differing = [key for key in self.belongs_to if theirs.get(key) != self.belongs_to[key]]
+        if differing:
+            named = "; ".join(f"{key}: checkpoint {theirs.get(key)!r}, now {self.belongs_to[key]!r}" for key in differing)
+            raise RefusedInput(f"{folder} belongs to another setting ({named}); set them back, or start a new run")
+
+    def _part(self, step: int) -> Path:
+        return self.folder / f".part-{step:08d}"
+
+    def _folders(self) -> list[Path]:
+        return sorted(path for path in self.folder.glob(f"{_PREFIX}*") if path.is_dir())
+
+
+def find_fault(folder: Path) -> str | None:
+    """What is wrong with a checkpoint, or None."""
+    state = read_json(folder / "state.json")
+    if not state:
+        return "state.json is missing or cut short"
+    if state.get("format") != FORMAT:
+        return f"format {state.get('format')!r}, this version reads {FORMAT}"
+    for name, expected in state["files"].items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if checksum(path) != expected:
+            return f"{name} is cut short or altered"
+    return None
+
+
+def checksum(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

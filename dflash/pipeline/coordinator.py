@@ -1,0 +1,376 @@
+"""The coordinator: a single-threaded loop that turns a plan of batches into optimiser steps. It knows nothing of torch, GPUs or clocks.
+
+    plan -> prefetch -> ready queue -> targets -> pool -> drafters -> window -> optimiser step -> ledger
+
+Told at a whiteboard: open a window of `accumulate` batches; whichever drafter is free pulls the next item the policy chooses; when
+all of the window's batches are done, every drafter takes one step on the gradient summed over the window; the ledger commits the
+window's batches; then, at this safe point, evaluate and checkpoint when due. Prefetch and targets work on through all of it, held
+back only by bounds: `pipeline.prefetch` batches ready, `pool.capacity_*` features.
+
+An optimiser window holds batches of one epoch only, so the last one of an epoch may be short; at its end a drafter may wait
+although the pool holds items of the next epoch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from dflash.config import RunConfig
+from dflash.errors import RefusedInput, RunFailed
+from dflash.model.results import BatchResult, StepResult, merged
+from dflash.pipeline.accounts import QueueAccount
+from dflash.pipeline.crew import Crew
+from dflash.pipeline.evaluation import EvaluationPass
+from dflash.pipeline.jobs import Completion, Engine, Evaluate, Job, PlannedBatch, Prefetch, Produce, Save, Step, Train
+from dflash.pipeline.ledger import BatchId, BatchState, Ledger
+from dflash.pipeline.plans import PlanStream
+from dflash.pipeline.schedule import learning_rate
+from dflash.pool.policies import POLICIES, PolicyState
+from dflash.pool.pool import FeaturePool, PoolItem
+
+SKIPS_THAT_STOP = 3
+
+
+class Deadlock(RunFailed):
+    """Nothing is under way and nothing can start. The message says which worker waits for what."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One batch done by a drafter, with the seconds each stage took."""
+
+    batch: PlannedBatch
+    drafter: int
+    result: BatchResult
+    seconds: dict[str, float]
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One optimiser step: what it used and what came of it."""
+
+    step: int
+    epoch: int
+    lr: float
+    result: StepResult
+    batches: list[Trained]
+    step_seconds: float
+
+
+@dataclass
+class Window:
+    """The batches of one optimiser step while they are being gathered."""
+
+    size: int
+    epoch: int
+    taken: int = 0
+    done: list[Trained] = field(default_factory=list)
+
+
+@dataclass
+class Progress:
+    """How far the run is; goes into every checkpoint."""
+
+    step: int = 0
+    committed_tokens: int = 0
+    committed_batches: int = 0
+    skips_in_a_row: int = 0
+
+
+class Listener(Protocol):
+    """Who is told what happened; see `reporting` for the one that writes events and console lines."""
+
+    def trained(self, trained: Trained) -> None:
+        """A drafter finished a batch."""
+
+    def stepped(self, report: StepReport) -> None:
+        """An optimiser step was taken (or skipped), and its batches are committed."""
+
+    def evaluated(self, step: int, result: BatchResult, conversations: int, seconds: float) -> None:
+        """A held-out evaluation ended."""
+
+    def turned(self, coordinator: Coordinator) -> None:
+        """One turn of the loop is over; a good moment to sample and print."""
+
+
+class Checkpointer(Protocol):
+    """Where checkpoints go; see `checkpoints`."""
+
+    def begin(self, step: int) -> Save:
+        """The job that writes weights and optimiser."""
+
+    def commit(self, step: int, state: dict[str, Any]) -> None:
+        """Weights are written: add the coordinator's state and make the checkpoint visible."""
+
+
+class Coordinator:
+    """One run (or the rest of one) on one engine."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        stream: PlanStream,
+        ledger: Ledger,
+        engine: Engine,
+        listener: Listener,
+        *,
+        feature_bytes_per_token: int,
+        checkpointer: Checkpointer | None = None,
+        holdout: list[PlannedBatch] | None = None,
+        progress: Progress | None = None,
+        saved_policy: dict[str, Any] | None = None,
+    ) -> None:
+        self.config, self.stream, self.ledger, self.engine, self.listener = config, stream, ledger, engine, listener
+        self.checkpointer = checkpointer
+        self.holdout = holdout or []
+        self.progress = progress or Progress()
+        self.feature_bytes_per_token = feature_bytes_per_token
+        self.stop_requested = False
+        buckets = len(stream.boundaries) - 1
+        self.pool: FeaturePool[BatchId] = FeaturePool(config.pool.capacity_items, config.pool.capacity_bytes, buckets)
+        self.policy_state = PolicyState(buckets, config.batching.seed, config.pool.wait_seconds)
+        if saved_policy is not None:
+            self.policy_state.restore(saved_policy)
+        self.window: Window | None = None
+        self.ready: deque[tuple[PlannedBatch, float]] = deque()
+        self.evaluation: EvaluationPass | None = None
+        self._batches: dict[BatchId, PlannedBatch] = {}
+        self._seconds: dict[BatchId, dict[str, float]] = {}
+        self._ended: dict[type[Job], Completion] = {}
+        self.crew = Crew(engine)
+        now = engine.now()
+        self.queues = {"prefetch": QueueAccount("prefetch", 1, now), "pool": QueueAccount("pool", buckets, now)}
+        self._refuse_items_larger_than_the_pool()
+
+    # ---- the run, top down
+
+    def run(self) -> str:
+        """Train until the plan is done or a stop is asked for. Returns `finished` or `stopped`.
+
+        Raises:
+            Deadlock: no worker can go on.
+            RunFailed: three steps in a row were not finite; a checkpoint of the weights before them is kept.
+        """
+        while self.progress.step < self.stream.total_steps and not self.stop_requested:
+            self._train_window()
+            self._at_safe_point()
+        finished = not self.stop_requested
+        if finished and self.holdout:
+            self._evaluate()
+        self._checkpoint()
+        return "finished" if finished else "stopped"
+
+    def _train_window(self) -> None:
+        epoch = self.ledger.epochs_done
+        self.stream.peek()  # opens the epoch, if nothing of it has been read yet
+        size = min(self.config.optim.accumulate, self.ledger.left_in_epoch(epoch))
+        self.window = window = Window(size, epoch)
+        self.policy_state.shares = self.stream.bucket_shares(epoch)
+        while len(window.done) < window.size:
+            self._turn()
+        lr = learning_rate(self.progress.step, self.stream.total_steps, self.config.optim)
+        ended = self._do_and_wait(Step(self.progress.step + 1, lr))
+        self._commit(window, lr, ended)
+        self.window = None
+
+    def _commit(self, window: Window, lr: float, ended: Completion) -> None:
+        result: StepResult = ended.result
+        for trained in window.done:
+            self.ledger.advance(trained.batch.id, BatchState.COMMITTED)
+        self.progress.step += 1
+        self.progress.committed_tokens += sum(trained.batch.tokens for trained in window.done)
+        self.progress.committed_batches += len(window.done)
+        self.progress.skips_in_a_row = self.progress.skips_in_a_row + 1 if result.skipped else 0
+        if self.ledger.left_in_epoch(window.epoch) == 0:
+            self.stream.close_epoch(window.epoch)
+        self.listener.stepped(StepReport(self.progress.step, window.epoch, lr, result, window.done, ended.busy_seconds))
+
+    def _at_safe_point(self) -> None:
+        step = self.progress.step
+        if self.progress.skips_in_a_row >= SKIPS_THAT_STOP:
+            self._checkpoint()
+            raise RunFailed(
+                f"step {step}: loss or gradient not finite {SKIPS_THAT_STOP} times in a row; those steps changed nothing and the "
+                "weights before them are in the checkpoint. Lower optim.lr or look at the batches in the events, then resume"
+            )
+        every = self.config.evaluation.every
+        if self.holdout and every and step % every == 0 and step < self.stream.total_steps:
+            self._evaluate()
+        every = self.config.checkpoint.every
+        if every and step % every == 0 and step < self.stream.total_steps and not self.stop_requested:
+            self._checkpoint()
+
+    def _evaluate(self) -> None:
+        started = self.engine.now()
+        self.evaluation = EvaluationPass(self.holdout, self.engine.drafters)
+        while not self.evaluation.complete:
+            self._turn()
+        result = merged(self.evaluation.results)
+        self.evaluation = None
+        conversations = sum(batch.rows for batch in self.holdout)
+        self.listener.evaluated(self.progress.step, result, conversations, self.engine.now() - started)
+
+    def _checkpoint(self) -> None:
+        if self.checkpointer is not None:
+            self._do_and_wait(self.checkpointer.begin(self.progress.step))
+            self.checkpointer.commit(self.progress.step, self.saved())
+
+    def saved(self) -> dict[str, Any]:
+        """What a resumed run needs besides the weights, as JSON."""
+        return {"progress": vars(self.progress), "ledger": self.ledger.saved(), "policy": self.policy_state.saved()}
+
+    # ---- one turn of the loop
+
+    def _turn(self) -> None:
+        self._feed_prefetch()
+        self._feed_targets()
+        self._feed_drafters()
+        self.crew.name_idle(self._reason_idle)
+        policy_wait = self._policy_wait()
+        if not self.crew.under_way and policy_wait is None:
+            raise Deadlock(self._who_waits_for_what())
+        completions = self.engine.wait(_shorter(policy_wait, self.engine.longest_wait_seconds))
+        for completion in completions:
+            self._handle(completion)
+        self.listener.turned(self)
+
+    def _do_and_wait(self, job: Step | Save) -> Completion:
+        self.crew.start(job)
+        while type(job) not in self._ended:
+            self._turn()
+        return self._ended.pop(type(job))
+
+    def _feed_prefetch(self) -> None:
+        for worker in self.crew.idle("prefetch"):
+            batch = self.evaluation.next_to_read() if self.evaluation else None
+            if batch is None:
+                if len(self.ready) + self.crew.busy("prefetch") >= self.config.pipeline.prefetch or self.stream.peek() is None:
+                    return
+                batch = self.stream.issue()
+                self._batches[batch.id] = batch
+            self.crew.start(Prefetch(worker, batch))
+
+    def _feed_targets(self) -> None:
+        now = self.engine.now()
+        for worker in self.crew.idle("target"):
+            batch = self.evaluation.next_to_produce() if self.evaluation else None
+            if batch is None:
+                if not self.ready or not self.pool.has_room(self._feature_bytes(self.ready[0][0])):
+                    break
+                batch, arrived = self.ready.popleft()
+                self.queues["prefetch"].get(0, now, arrived)
+                self.pool.reserve(batch.id, self._feature_bytes(batch))
+            self.crew.start(Produce(worker, batch))
+        no_room = bool(self.ready) and not self.pool.has_room(self._feature_bytes(self.ready[0][0]))
+        self.queues["pool"].mark_full(no_room, now)
+
+    def _feed_drafters(self) -> None:
+        for worker in self.crew.idle("drafter"):
+            if self.evaluation is not None:
+                held_out = self.evaluation.next_to_evaluate()
+                if held_out is not None:
+                    self.crew.start(Evaluate(worker, held_out))
+                continue
+            window = self.window
+            if window is None or window.taken >= window.size:
+                return
+            item = self._pull(worker, window)
+            if item is not None:
+                window.taken += 1
+                ordinal = self.progress.committed_batches + window.taken - 1
+                with_metrics = ordinal % self.config.telemetry.metrics_every == 0
+                self.crew.start(Train(worker, self._batches[item.key], with_metrics))
+
+    def _pull(self, drafter: int, window: Window) -> PoolItem[BatchId] | None:
+        candidates = [item for item in self.pool.items if item.key.epoch == window.epoch]
+        if not candidates:
+            return None
+        now = self.policy_state.now = self.engine.now()
+        item = POLICIES[self.config.pool.policy](candidates, drafter, self.policy_state)
+        if item is not None:
+            self.pool.take(item)
+            self.policy_state.note_pull(item, drafter)
+            self.ledger.advance(item.key, BatchState.TAKEN)
+            self.queues["pool"].get(item.bucket, now, item.arrived)
+            self._seconds[item.key]["residence"] = now - item.arrived
+        return item
+
+    def _handle(self, completion: Completion) -> None:
+        now, job = self.engine.now(), completion.job
+        self.crew.end(completion)
+        match job:
+            case Step() | Save():
+                self._ended[type(job)] = completion
+            case Evaluate(batch=batch):
+                assert self.evaluation is not None
+                self.evaluation.results.append(completion.result)
+                self.engine.forget(batch.id)
+            case Prefetch(batch=batch) | Produce(batch=batch) if self.evaluation and batch.id.epoch < 0:
+                self.evaluation.advance(job)
+            case Prefetch(batch=batch):
+                self._seconds[batch.id] = {"prefetch": completion.busy_seconds}
+                self.ready.append((batch, now))
+                self.queues["prefetch"].put(0, now)
+            case Produce(batch=batch):
+                self._seconds[batch.id]["target"] = completion.busy_seconds
+                self.ledger.advance(batch.id, BatchState.POOLED)
+                self.pool.put(PoolItem(batch.id, batch.bucket, batch.tokens, self._feature_bytes(batch), now))
+                self.queues["pool"].put(batch.bucket, now)
+            case Train(batch=batch):
+                self._trained(batch, job.worker, completion)
+
+    def _trained(self, batch: PlannedBatch, drafter: int, completion: Completion) -> None:
+        assert self.window is not None
+        seconds = {**self._seconds.pop(batch.id), "drafter": completion.busy_seconds}
+        trained = Trained(self._batches.pop(batch.id), drafter, completion.result, seconds)
+        self.window.done.append(trained)
+        self.engine.forget(batch.id)
+        self.listener.trained(trained)
+
+    # ---- who is free, and why
+
+    def _reason_idle(self, kind: str) -> str:
+        if kind == "prefetch":
+            return "blocked" if self.stream.peek() is not None else "starved"
+        if kind == "target":
+            return "blocked" if self.ready else "starved"
+        if self.evaluation is not None:
+            return "evaluation"
+        window = self.window
+        return "blocked" if window is None or window.taken >= window.size else "starved"
+
+    def _policy_wait(self) -> float | None:
+        """Seconds until the first drafter whose policy waits may move on; None if none waits with an end."""
+        state, now = self.policy_state, self.engine.now()
+        if state.wait_seconds is None:
+            return None
+        waits = (since + state.wait_seconds - now for since in state.waiting_since.values())
+        return min((wait for wait in waits if wait > 0), default=None)
+
+    def _who_waits_for_what(self) -> str:
+        waits = [f"{account.name} is {account.state}" for account in self.crew.accounts.values()]
+        for drafter in self.policy_state.waiting_since:
+            bucket = self.policy_state.cursors.get(drafter, 0)
+            waits.append(f"drafter-{drafter} waits for an item of length bucket {bucket}")
+        return (
+            f"deadlock at step {self.progress.step}: pool.policy={self.config.pool.policy}, pool by bucket "
+            f"{self.pool.histogram()} of at most {self.pool.capacity_items} items; " + "; ".join(waits)
+        )
+
+    def _feature_bytes(self, batch: PlannedBatch) -> int:
+        return batch.tokens * self.feature_bytes_per_token
+
+    def _refuse_items_larger_than_the_pool(self) -> None:
+        largest = self.stream.largest_batch_tokens() * self.feature_bytes_per_token
+        if largest > self.pool.capacity_bytes:
+            raise RefusedInput(
+                f"pool.capacity_bytes={self.pool.capacity_bytes:,} is smaller than the features of the largest batch "
+                f"({largest:,} bytes): raise it, or lower batching.token_budget"
+            )
+
+
+def _shorter(one: float | None, other: float | None) -> float | None:
+    """The shorter of two waits; None is for ever."""
+    return min((wait for wait in (one, other) if wait is not None), default=None)

@@ -1,0 +1,228 @@
+"""What a run tells while it goes on: events for readers, console lines for people.
+
+Ktok/s has one meaning in the project: real tokens committed by optimiser steps per second, over a stated window. The console line is the
+record's, whose bracket counts what drafters got through in the last minute at most, committed or not; the `step` events carry the
+committed count.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dflash.batching.plan import EpochPlan
+from dflash.config import RunConfig
+from dflash.model.results import BatchResult, merged
+from dflash.pipeline.coordinator import Coordinator, StepReport, Trained
+from dflash.telemetry.console import ConsoleLine, format_line
+from dflash.telemetry.recorder import Recorder
+
+RATE_SECONDS = 60.0
+
+
+class RunReporter:
+    """The coordinator's listener: writes to the recorder, and hands a `ConsoleLine` to `show` every `telemetry.log_every` seconds.
+
+    `run_tokens` are the real tokens of the whole run, all epochs.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        recorder: Recorder,
+        show: Callable[[str], None],
+        *,
+        run_tokens: int,
+        trained_tokens: int = 0,
+    ) -> None:
+        self.config, self.recorder, self.show = config, recorder, show
+        self.run_tokens, self.trained_tokens = run_tokens, trained_tokens
+        self.last_step: StepReport | None = None
+        self.last_metrics: BatchResult | None = None
+        self.held_out: BatchResult | None = None
+        self._started: float | None = None
+        self._tokens_at_start = trained_tokens
+        self._next_line = self._next_sample = 0.0
+        self._rates: deque[tuple[float, int, int, int]] = deque()
+
+    def planned(self, epoch: int, segment: int, plan: EpochPlan, tokens: int, padded_tokens: int) -> None:
+        """An epoch (or the rest of one) was planned."""
+        budget = len(plan) * self.config.batching.token_budget
+        self.recorder.record(
+            "plan",
+            epoch=epoch,
+            segment=segment,
+            batches=len(plan),
+            samples=len(plan.samples),
+            tokens=tokens,
+            padding_efficiency=tokens / padded_tokens,
+            fill=padded_tokens / budget,
+            strategy=self.config.batching.strategy,
+            order=self.config.batching.order,
+        )
+
+    def trained(self, trained: Trained) -> None:
+        """A drafter finished a batch."""
+        batch, result = trained.batch, trained.result
+        self.trained_tokens += batch.tokens
+        if result.metrics is not None:
+            self.last_metrics = result
+        self.recorder.record(
+            "batch",
+            batch=str(batch.id),
+            drafter=trained.drafter,
+            rows=batch.rows,
+            tokens=batch.tokens,
+            padded_tokens=batch.padded_tokens,
+            longest=batch.longest,
+            length_squared=batch.length_squared,
+            bucket=batch.bucket,
+            anchors=result.anchors,
+            slots=result.slots,
+            loss=result.loss,
+            accuracy=result.accuracy,
+            streak=result.streak,
+            **{f"{stage}_seconds": spent for stage, spent in trained.seconds.items()},
+        )
+
+    def stepped(self, report: StepReport) -> None:
+        """An optimiser step was taken."""
+        self.last_step = report
+        window = merged([trained.result for trained in report.batches])
+        batches = [trained.batch for trained in report.batches]
+        self.recorder.record(
+            "step",
+            step=report.step,
+            epoch=report.epoch,
+            loss=report.result.loss,
+            grad_norm=report.result.grad_norm,
+            lr=report.lr,
+            noise=self.config.drafter.noise,
+            skipped=report.result.skipped,
+            reason=report.result.reason,
+            accuracy=window.accuracy,
+            accuracy_by_slot=window.metrics.accuracy_by_slot if window.metrics else None,
+            streak=window.streak,
+            acceptance_length=window.acceptance_length,
+            weight_sum=report.result.weight_sum,
+            batches=len(batches),
+            tokens=sum(batch.tokens for batch in batches),
+            padded_tokens=sum(batch.padded_tokens for batch in batches),
+            loss_tokens=window.loss_tokens,
+            anchors=window.anchors,
+            class_tokens=[sum(classes) for classes in zip(*(batch.class_tokens for batch in batches), strict=True)],
+            batch_ids=[str(batch.id) for batch in batches],
+            step_seconds=report.step_seconds,
+        )
+        if report.result.skipped:
+            self.warn(f"step {report.step} skipped: {report.result.reason}")
+
+    def evaluated(self, step: int, result: BatchResult, conversations: int, seconds: float) -> None:
+        """A held-out evaluation ended."""
+        self.held_out, metrics = result, result.metrics
+        self.recorder.record(
+            "evaluation",
+            step=step,
+            conversations=conversations,
+            loss=result.loss,
+            accuracy=result.accuracy,
+            accuracy_by_slot=metrics.accuracy_by_slot if metrics else None,
+            streak=result.streak,
+            acceptance_length=result.acceptance_length,
+            blocks=metrics.blocks if metrics else 0,
+            evaluation_seconds=seconds,
+        )
+        self.show(
+            f"evaluation at step {step}: loss={result.loss:.4f} acc={result.accuracy or 0:.4f} "
+            f"acceptance length={result.acceptance_length or 1:.3f} on {conversations} held-out conversations"
+        )
+
+    def saved(self, step: int, folder: Path, size_bytes: int) -> None:
+        """A checkpoint is on disk."""
+        self.recorder.record("checkpoint", step=step, folder=folder.name, bytes=size_bytes)
+
+    def warn(self, message: str) -> None:
+        """Say it on the console and keep it in the events."""
+        self.recorder.record("warning", message=message)
+        self.show(f"warning: {message}")
+
+    def turned(self, coordinator: Coordinator) -> None:
+        """Sample counters and print a line when they are due."""
+        now = coordinator.engine.now()
+        if self._started is None:
+            self._started = now
+            self._next_line = now + min(self.config.telemetry.log_every, 1.0)
+        if now >= self._next_sample:
+            self._next_sample = now + self.config.telemetry.sample_every
+            self.sample(coordinator, now)
+        if now >= self._next_line:
+            self._next_line = now + self.config.telemetry.log_every
+            self.show(format_line(self.line(coordinator, now)))
+
+    def sample(self, coordinator: Coordinator, now: float) -> None:
+        """Write each worker's and each queue's counters."""
+        self.recorder.record(
+            "sample",
+            clock_seconds=now,
+            step=coordinator.progress.step,
+            committed_tokens=coordinator.progress.committed_tokens,
+            workers=[account.snapshot(now) for account in coordinator.crew.accounts.values()],
+            queues=[queue.snapshot(now) for queue in coordinator.queues.values()],
+            pool_bytes=coordinator.pool.held_bytes,
+            telemetry_seconds=self.recorder.write_seconds,
+        )
+
+    def line(self, coordinator: Coordinator, now: float) -> ConsoleLine:
+        """The progress line as of now."""
+        started = now if self._started is None else self._started
+        target_rate, drafter_rate, token_rate = self._rates_now(coordinator, now)
+        step, metrics = self.last_step, self.last_metrics
+        epoch_tokens = self.run_tokens / self.config.optim.epochs
+        return ConsoleLine(
+            elapsed_seconds=now - started,
+            step=coordinator.progress.step,
+            loss=step.result.loss if step else None,
+            accuracy=metrics.accuracy if metrics else None,
+            streak=metrics.streak if metrics else None,
+            lr=step.lr if step else None,
+            noise=self.config.drafter.noise,
+            target_batches_per_second=target_rate,
+            drafter_batches_per_second=drafter_rate,
+            ktok_per_second=token_rate / 1_000,
+            prefetched=len(coordinator.ready),
+            pooled=len(coordinator.pool),
+            pool_histogram=tuple(coordinator.pool.histogram()),
+            epoch=self.trained_tokens / epoch_tokens,
+            eta_seconds=self._eta(coordinator, now - started),
+        )
+
+    def _eta(self, coordinator: Coordinator, elapsed_seconds: float) -> float | None:
+        """Time left at the session's mean rate; by steps when `optim.max_steps` ends the run early."""
+        trained = self.trained_tokens - self._tokens_at_start
+        if trained == 0 or elapsed_seconds <= 0:
+            return None
+        full_steps = sum(coordinator.stream.steps_per_epoch)
+        tokens_to_train = self.run_tokens * coordinator.stream.total_steps / full_steps
+        return max(tokens_to_train - self.trained_tokens, 0.0) * elapsed_seconds / trained
+
+    def _rates_now(self, coordinator: Coordinator, now: float) -> tuple[float, float, float]:
+        """Target batches, drafter batches and drafter tokens per second since up to a minute ago."""
+        totals = _totals(coordinator)
+        if not self._rates:
+            self._rates.append((self._started or now, 0, 0, 0))
+        self._rates.append((now, *totals))
+        while len(self._rates) > 2 and self._rates[1][0] <= now - RATE_SECONDS:
+            self._rates.popleft()
+        then, *before = self._rates[0]
+        seconds = max(now - then, 1e-9)
+        target, drafter, tokens = ((after - start) / seconds for after, start in zip(totals, before, strict=True))
+        return target, drafter, tokens
+
+
+def _totals(coordinator: Coordinator) -> tuple[int, int, int]:
+    accounts: Any = coordinator.crew.accounts
+    targets = sum(account.batches for (kind, _), account in accounts.items() if kind == "target")
+    drafters = [account for (kind, _), account in accounts.items() if kind == "drafter"]
+    return targets, sum(account.batches for account in drafters), sum(account.tokens for account in drafters)

@@ -1,0 +1,206 @@
+"""Drive a run from where it stands to its end: what `dflash train`, `dflash resume` and a background launch all do.
+
+A run without a checkpoint begins; one with a checkpoint goes on inside the epoch. Ctrl-C (or SIGTERM) once: finish the optimiser step, write
+a checkpoint, stop. Twice: stop now; the last checkpoint is whole and the batches since then are done again on resume.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dflash.batching.plan import plan_epoch
+from dflash.config import BatchingConfig, RunConfig
+from dflash.data.dataset import TokenDataset
+from dflash.model.facts import target_facts
+from dflash.model.shape import DrafterShape
+from dflash.pipeline.checkpoints import Checkpoint, CheckpointStore
+from dflash.pipeline.coordinator import Coordinator, Progress
+from dflash.pipeline.engines import make_engine
+from dflash.pipeline.jobs import Engine, PlannedBatch
+from dflash.pipeline.ledger import BatchId, Ledger
+from dflash.pipeline.plans import PlanStream, split_holdout
+from dflash.pipeline.reporting import RunReporter
+from dflash.pipeline.stages import RealStages
+from dflash.runs.folder import RunFolder, write_json
+from dflash.runs.manifest import describe_environment
+from dflash.telemetry.recorder import SCHEMA_VERSION, Recorder
+from dflash.telemetry.system import SystemSampler
+
+_FEATURE_BYTES = {"bfloat16": 2, "float32": 4}
+
+
+class StopNow(KeyboardInterrupt):
+    """Ctrl-C came twice."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a session of a run ended."""
+
+    state: str
+    step: int
+    total_steps: int
+    committed_tokens: int
+    seconds: float
+    loss: float | None
+    acceptance_length: float | None
+
+
+def drive_run(run: RunFolder, show: Callable[[str], None] = print) -> Outcome:
+    """Train until the run is finished or stopped.
+
+    Raises:
+        RefusedInput: the config does not fit the data, the target or the machine, or another process drives the run.
+        RunFailed: what stopped it, and how to go on.
+        StopNow: Ctrl-C came twice.
+    """
+    with run.driven(), Recorder(run.events, "coordinator") as recorder:
+        try:
+            outcome = _drive(run, recorder, show)
+        except BaseException as error:
+            state = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+            reason = str(error) or type(error).__name__
+            run.write_exit(state, reason=reason)
+            recorder.record("run_ended", state=state, reason=reason)
+            raise
+        run.write_exit(outcome.state, step=outcome.step)
+        recorder.record("run_ended", state=outcome.state, step=outcome.step)
+        return outcome
+
+
+def _drive(run: RunFolder, recorder: Recorder, show: Callable[[str], None]) -> Outcome:
+    config = run.config()
+    dataset = TokenDataset.open(Path(config.data.path))
+    shape = check_fits(config, dataset)
+    store = CheckpointStore(run.checkpoints, config.checkpoint.keep, belongs_to(config, dataset, shape), show)
+    checkpoint = store.newest()
+    _write_manifest(run, dataset)
+    with make_engine(config, RealStages(config, checkpoint.folder if checkpoint else None), run.path) as engine:
+        coordinator, reporter = _assemble(config, dataset, shape, checkpoint, store, engine, recorder, show)
+        first = coordinator.progress.step
+        recorder.record(
+            "run_started", schema=SCHEMA_VERSION, run=run.name, step=first, total_steps=coordinator.stream.total_steps,
+            boundaries=coordinator.stream.boundaries, targets=engine.targets, drafters=engine.drafters, engine=config.pipeline.engine,
+        )  # fmt: skip
+        show(f"{run.path}: {'resumed at' if checkpoint else 'from'} step {first} of {coordinator.stream.total_steps}")
+        started = engine.now()
+        with SystemSampler(run.events, config.telemetry.sample_every), _stop_on_signal(coordinator, show):
+            state = coordinator.run()
+        reporter.sample(coordinator, engine.now())
+        return Outcome(
+            state=state,
+            step=coordinator.progress.step,
+            total_steps=coordinator.stream.total_steps,
+            committed_tokens=coordinator.progress.committed_tokens,
+            seconds=engine.now() - started,
+            loss=reporter.last_step.result.loss if reporter.last_step else None,
+            acceptance_length=reporter.held_out.acceptance_length if reporter.held_out else None,
+        )
+
+
+def _assemble(
+    config: RunConfig,
+    dataset: TokenDataset,
+    shape: DrafterShape,
+    checkpoint: Checkpoint | None,
+    store: CheckpointStore,
+    engine: Engine,
+    recorder: Recorder,
+    show: Callable[[str], None],
+) -> tuple[Coordinator, RunReporter]:
+    """Put the coordinator together from the data, the plan and the checkpoint."""
+    kept, held_out = split_holdout(len(dataset), config.data.holdout, config.optim.seed)
+    state: dict[str, Any] = checkpoint.state if checkpoint else {}
+    ledger = Ledger.restored(state["ledger"]) if checkpoint else Ledger()
+    progress = Progress(**state["progress"]) if checkpoint else Progress()
+    reporter = RunReporter(
+        config,
+        recorder,
+        show,
+        run_tokens=int(dataset.lengths[kept].sum(dtype=np.int64)) * config.optim.epochs,
+        trained_tokens=progress.committed_tokens,
+    )
+    stream = PlanStream(dataset.lengths, kept, config, ledger, reporter.planned)
+    store.on_saved = reporter.saved
+    store.warn = reporter.warn
+    coordinator = Coordinator(
+        config,
+        stream,
+        ledger,
+        engine,
+        reporter,
+        feature_bytes_per_token=shape.feature_size * _FEATURE_BYTES[config.target.feature_dtype],
+        checkpointer=store,
+        holdout=plan_holdout(dataset, held_out, config, stream),
+        progress=progress,
+        saved_policy=state.get("policy"),
+    )
+    return coordinator, reporter
+
+
+def check_fits(config: RunConfig, dataset: TokenDataset) -> DrafterShape:
+    """Hold the config against the data set and the target; returns the drafter's shape.
+
+    Raises:
+        RefusedInput: the data was prepared for another target, or a size doesn't fit.
+    """
+    facts = target_facts(config.target.path)
+    dataset.check_target(facts.folder, facts.vocab_size)
+    return DrafterShape.resolve(config.drafter, facts)
+
+
+def belongs_to(config: RunConfig, dataset: TokenDataset, shape: DrafterShape) -> dict[str, Any]:
+    """What weights and ledger of a checkpoint depend on, as JSON values."""
+    return {
+        "data": dataset.manifest.fingerprint,
+        "data.holdout": config.data.holdout,
+        "optim.seed": config.optim.seed,
+        "optim.accumulate": config.optim.accumulate,
+        "drafter": shape.to_config(),
+    }
+
+
+def plan_holdout(
+    dataset: TokenDataset, held_out: np.ndarray[Any, np.dtype[np.int64]], config: RunConfig, stream: PlanStream
+) -> list[PlannedBatch]:
+    """Held-out batches: sorted by length for little padding, small enough that one never holds up the pipeline for long."""
+    usable = held_out[dataset.loss_tokens[held_out] > 1]
+    if not len(usable):
+        return []
+    longest = int(dataset.lengths[usable].max())
+    budget = max(longest, config.batching.token_budget // 4)
+    settings = BatchingConfig(strategy="sorted", order="random", token_budget=budget)
+    plan = plan_epoch(dataset.lengths, settings, epoch=0, window=1, sample_ids=usable)
+    return [stream.describe_from(plan, BatchId(-1, 0, index)) for index in range(len(plan))]
+
+
+def _write_manifest(run: RunFolder, dataset: TokenDataset) -> None:
+    manifest = run.manifest()
+    session = describe_environment(Path.cwd())
+    sessions = [*manifest.get("sessions", []), session]
+    write_json(run.path / "manifest.json", {"data_fingerprint": dataset.manifest.fingerprint, "sessions": sessions})
+
+
+@contextmanager
+def _stop_on_signal(coordinator: Coordinator, show: Callable[[str], None]) -> Iterator[None]:
+    """The first SIGINT or SIGTERM asks for a stop at the next safe point, the second raises `StopNow`."""
+
+    def stop(number: int, frame: object) -> None:
+        if coordinator.stop_requested:
+            raise StopNow("stopped at once; the last checkpoint is whole")
+        coordinator.stop_requested = True
+        show("stopping after this step with a checkpoint; Ctrl-C again to stop now")
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

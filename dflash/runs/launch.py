@@ -1,0 +1,53 @@
+"""Start a run in the background, so that it outlives the terminal, the notebook's kernel and JupyterLab.
+
+The child is a session of its own with no standard input and its output in console.log; interrupts and hang-ups of the parent do not
+reach it. Whoever wants to know how it goes reads the run's folder.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from dflash.config import RunConfig
+from dflash.errors import RunFailed
+from dflash.runs.folder import RunFolder, create_run
+
+
+def launch(config: RunConfig, *, runs: Path = Path("runs"), name: str | None = None) -> RunFolder:
+    """Create a run and start driving it in a process of its own.
+
+    Returns:
+        The run's folder, once the process has taken hold of it.
+
+    Raises:
+        RefusedInput: the name is taken.
+        RunFailed: the process died at once; its output is in the message.
+    """
+    run = create_run(runs, name, config)
+    drive(run)
+    return run
+
+
+def drive(run: RunFolder, *, start_seconds: float = 120.0) -> int:
+    """Start a background process that drives an existing run from its newest checkpoint. Returns its pid."""
+    with run.console_log.open("ab") as log:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "dflash", "resume", str(run.path.resolve())],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + start_seconds
+    while not run.is_driven() and child.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if child.poll() not in (None, 0) and run.state() != "finished":
+        raise RunFailed(f"{run.path}: the run ended at once with code {child.returncode}:\n{_last_lines(run.console_log)}")
+    return child.pid
+
+
+def _last_lines(path: Path, lines: int = 20) -> str:
+    return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])

@@ -1,0 +1,77 @@
+"""All runs of a folder at a glance, read from the ends of their event files: a run of a million steps is listed as fast as a new one."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from dflash.runs.folder import RunFolder, list_runs
+
+_TAIL_BYTES = 256 * 1024
+
+
+def describe_runs(runs: Path) -> list[dict[str, Any]]:
+    """One row a run: run, state, step, total_steps, loss, acceptance_length, ktok_s (over the steps read), last_event."""
+    return [describe_run(run) for run in list_runs(runs)]
+
+
+def describe_run(run: RunFolder) -> dict[str, Any]:
+    """See `describe_runs`. What no event tells is None."""
+    events = last_events(run.events)
+    steps = [event for event in events if event["event"] == "step"]
+    newest = steps[-1] if steps else {}
+    return {
+        "run": run.name,
+        "state": run.state(),
+        "step": newest.get("step", 0),
+        "total_steps": _total_steps(run.events),
+        "loss": _rounded(newest.get("loss")),
+        "acceptance_length": _rounded(newest.get("acceptance_length")),
+        "ktok_s": _ktok_per_second(steps),
+        "last_event": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(events[-1]["time"])) if events else None,
+    }
+
+
+def last_events(events: Path) -> list[dict[str, Any]]:
+    """The last quarter MiB of the newest session's events; torn lines left out."""
+    files = sorted(events.glob("coordinator-*.jsonl"))
+    if not files:
+        return []
+    with files[-1].open("rb") as file:
+        file.seek(max(files[-1].stat().st_size - _TAIL_BYTES, 0))
+        lines = file.read().splitlines()
+    return [event for line in lines if (event := _event(line)) is not None]
+
+
+def _total_steps(events: Path) -> int | None:
+    """From the newest session's first lines."""
+    for path in sorted(events.glob("coordinator-*.jsonl"), reverse=True):
+        with path.open("rb") as file:
+            for line in file.readlines(64 * 1024):
+                event = _event(line)
+                if event is not None and event["event"] == "run_started":
+                    return int(event["total_steps"])
+    return None
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    try:
+        event = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    return event if isinstance(event, dict) and "event" in event else None
+
+
+def _ktok_per_second(steps: list[dict[str, Any]]) -> float | None:
+    """Real tokens committed per second between the first and the last of these steps."""
+    if len(steps) < 2 or steps[-1]["time"] <= steps[0]["time"]:
+        return None
+    tokens = sum(step["tokens"] for step in steps[1:])
+    return round(tokens / (steps[-1]["time"] - steps[0]["time"]) / 1_000, 2)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)

@@ -1,0 +1,1 @@
+"""What a run writes down while it goes on, and how to read it again."""
