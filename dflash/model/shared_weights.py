@@ -1,0 +1,103 @@
+"""The three tensors a drafter takes from its target, read alone: input embedding, output head, final norm.
+
+Only their bytes are read from the safetensors files (one file, or many with an index), so a worker that trains the drafter of
+a 54 GB target reads 5 GB and never builds the target.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from dflash.errors import RefusedInput
+from dflash.model.facts import TargetFacts, read_json, target_facts
+
+# where causal language models and multimodal wrappers keep the language model
+_PREFIXES = ("model.", "model.language_model.", "language_model.model.", "language_model.", "")
+# families whose RMSNorm multiplies by 1 + weight, where a drafter's (Qwen3's) multiplies by weight
+_NORM_OFFSET_FAMILIES = ("qwen3_5", "qwen3_next", "gemma")
+
+
+@dataclass(frozen=True)
+class SharedWeights:
+    """The frozen tensors a drafter shares with its target, as stored (often bfloat16).
+
+    Attributes:
+        embedding: [vocabulary, hidden]; what a token enters the drafter as.
+        head: [vocabulary, hidden]; logits are hidden @ head.T. The embedding itself when the target ties them.
+        final_norm: [hidden], float32; the factor of the target's last RMSNorm, in the `x * weight` convention.
+    """
+
+    embedding: Tensor
+    head: Tensor
+    final_norm: Tensor
+
+
+def load_shared_weights(path: str | Path) -> SharedWeights:
+    """Read embedding, head and final norm of a target folder (or a shipped target, by name).
+
+    Raises:
+        RefusedInput: no safetensors, a tensor is missing, truncated or of another shape than config.json says.
+    """
+    facts = target_facts(path)
+    files = _tensor_files(facts.folder)
+    prefix = next((prefix for prefix in _PREFIXES if f"{prefix}embed_tokens.weight" in files), None)
+    if prefix is None:
+        raise RefusedInput(
+            f"{facts.folder}: no embed_tokens.weight under any of {', '.join(repr(known) for known in _PREFIXES)}; "
+            "a target of this layout can't lend its embedding to a drafter"
+        )
+    table = (facts.vocab_size, facts.hidden_size)
+    embedding = _read(files, f"{prefix}embed_tokens.weight", table)
+    head = embedding if facts.tie_word_embeddings else _read_head(files, facts, table)
+    norm = _read(files, f"{prefix}norm.weight", (facts.hidden_size,)).float()
+    offset = 1.0 if facts.family.startswith(_NORM_OFFSET_FAMILIES) else 0.0
+    return SharedWeights(embedding, head, norm + offset)
+
+
+def _read_head(files: dict[str, Path], facts: TargetFacts, table: tuple[int, int]) -> Tensor:
+    name = next(
+        (name for name in ("lm_head.weight", "language_model.lm_head.weight", "model.lm_head.weight") if name in files), None
+    )
+    if name is None:
+        raise RefusedInput(
+            f"{facts.folder}: no lm_head.weight, and config.json says tie_word_embeddings is false. If the head is the embedding "
+            "table, set tie_word_embeddings to true there; otherwise fetch the missing file of the target"
+        )
+    return _read(files, name, table)
+
+
+def _tensor_files(folder: Path) -> dict[str, Path]:
+    """The file of every tensor of the folder, by the tensor's name."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        return {name: folder / file for name, file in read_json(index).get("weight_map", {}).items()}
+    single = folder / "model.safetensors"
+    if not single.is_file():
+        raise RefusedInput(
+            f"{folder}: no model.safetensors and no model.safetensors.index.json; "
+            "save the target again with save_pretrained (other formats are not read)"
+        )
+    try:
+        with safe_open(str(single), framework="pt") as stored:
+            return dict.fromkeys(stored.keys(), single)
+    except (SafetensorError, OSError) as error:
+        raise RefusedInput(f"{single}: can't be read ({error}); fetch or copy it again") from error
+
+
+def _read(files: dict[str, Path], name: str, shape: tuple[int, ...]) -> Tensor:
+    if name not in files:
+        raise RefusedInput(f"the target has no tensor {name}; its folder is not complete")
+    place = files[name]
+    try:
+        with safe_open(str(place), framework="pt") as stored:
+            tensor: Tensor = stored.get_tensor(name)
+    except (SafetensorError, OSError) as error:
+        raise RefusedInput(f"{place}: {name} can't be read ({error}); fetch or copy the file again") from error
+    if tuple(tensor.shape) != shape:
+        raise RefusedInput(f"{place}: {name} is {tuple(tensor.shape)}, config.json says {shape}; the two don't belong together")
+    return tensor if tensor.dtype in (torch.float32, torch.bfloat16, torch.float16) else tensor.float()

@@ -1,0 +1,302 @@
+"""Training of the drafter: batches add up sums, a step turns a whole window of them into one update.
+
+    accumulate(batch)   anchors -> blocks -> drafter -> loss; backward of sum(weight * nll), added to the window
+    apply_step(lr)      sum the window over replicas, divide by its weights, clip, AdamW
+
+The gradient of a step is that of sum(weight * nll) / sum(weight) over the window, however its batches fell on replicas, and
+however a batch was cut into passes: a batch with more blocks than `positions_at_once` allows is run in several, so memory
+does not grow with the batch. Weights, gradients and AdamW's moments are float32 (pure bfloat16 turned to NaN in the field after
+240 steps); the products run in bfloat16 where `drafter.precision` says so.
+
+All gradients live in one flat buffer whose last two numbers are the window's loss and weight sums: replicas are summed with one
+call on one tensor, and a NaN or an infinity anywhere reaches every replica with it, so that all skip the same step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dflash.config import RunConfig
+from dflash.errors import RefusedInput
+from dflash.model.anchors import EVALUATION, Anchors, draw_anchors, noise_seed
+from dflash.model.attention import attention_backend
+from dflash.model.blocks import DraftBlocks, lay_out
+from dflash.model.drafter import Drafter, DrafterLayer, block_input
+from dflash.model.facts import target_facts
+from dflash.model.loss import head_loss
+from dflash.model.results import BatchResult, BlockMetrics, StepResult, merged_metrics
+from dflash.model.shape import DrafterShape
+from dflash.model.shared_weights import load_shared_weights
+from dflash.model.weight_files import read_tensors, write_tensors
+
+if TYPE_CHECKING:
+    from dflash.data.rows import TokenRows
+
+MODEL_FILE, OPTIMIZER_FILE, SHAPE_FILE = "model.safetensors", "optimizer.safetensors", "config.json"
+
+
+class DrafterTrainer:
+    """A drafter, its optimiser, and the window being added up.
+
+    Attributes:
+        drafter: the module; parameters float32.
+        shape: its sizes and rules.
+        steps: optimiser steps taken.
+    """
+
+    def __init__(self, config: RunConfig, *, device: str | torch.device = "cpu") -> None:
+        """Build the drafter with first weights from optim.seed and load the target's embedding, head and final norm.
+
+        Raises:
+            RefusedInput: the target's folder is not complete, or the drafter's settings don't fit it.
+        """
+        self.config = config
+        self.device = torch.device(device)
+        self.shape = DrafterShape.resolve(config.drafter, target_facts(config.target.path))
+        self.steps = 0
+        on_gpu = self.device.type == "cuda"
+        self._autocasts = config.drafter.precision == "bfloat16" or (config.drafter.precision == "auto" and on_gpu)
+        self._dtype = torch.bfloat16 if self._autocasts else torch.float32
+
+        shared = load_shared_weights(config.target.path)
+        tied = shared.head is shared.embedding
+        self._embedding = shared.embedding.to(self.device, self._dtype)
+        self._head = self._embedding if tied else shared.head.to(self.device, self._dtype)
+        self.drafter = Drafter(self.shape, attention_backend(config.drafter.attention, self.device))
+        self.drafter.initialise(config.optim.seed, shared.final_norm)
+        self.drafter.to(self.device)
+        if config.drafter.compile:
+            _compile_dense_parts(self.drafter)
+        self._window = _flat_gradients(self.drafter, extra=2)
+        self._optimizer = _adamw(self.drafter, config)
+
+    def accumulate(self, rows: TokenRows, features: Tensor, *, epoch: int, with_metrics: bool = False) -> BatchResult:
+        """Add a batch to the window: its loss, its weights and the gradient of its loss sum.
+
+        Args:
+            rows: the batch's conversations, end to end.
+            features: [tokens, captured layers x hidden], of exactly these tokens; any device and float dtype.
+            epoch: decides, with optim.seed and each sample's id, the anchors and the noise.
+            with_metrics: whether to count hits (costs a comparison, no second pass over the vocabulary).
+        """
+        started = time.perf_counter()
+        anchors = draw_anchors(rows, budget=self.config.drafter.anchors, seed=self.config.optim.seed, epoch=epoch)
+        result = self._run(rows, features, anchors, epoch=epoch, with_metrics=with_metrics, learn=True)
+        self._window[-2] += result.loss_sum
+        self._window[-1] += result.weight_sum
+        return _timed(result, started)
+
+    @torch.no_grad()
+    def evaluate(self, rows: TokenRows, features: Tensor) -> BatchResult:
+        """Loss and hits of a held-out batch: the same anchors at every call, no noise, no gradient."""
+        started = time.perf_counter()
+        anchors = draw_anchors(rows, budget=self.config.evaluation.anchors, seed=self.config.optim.seed, epoch=EVALUATION)
+        return _timed(self._run(rows, features, anchors, epoch=EVALUATION, with_metrics=True, learn=False), started)
+
+    @torch.no_grad()
+    def apply_step(self, lr: float, all_reduce: Callable[[Tensor], None] | None = None) -> StepResult:
+        """Close the window: one AdamW step on the gradient of its weighted mean loss, and an empty window after it.
+
+        Args:
+            lr: learning rate of this step.
+            all_reduce: sums a flat float32 tensor over the replicas, in place; None for a single replica.
+
+        Returns:
+            `skipped` when loss or gradient is not finite or the window had nothing supervised: nothing but the window changes then.
+        """
+        started = time.perf_counter()
+        if all_reduce is not None:
+            all_reduce(self._window)
+        gradient = self._window[:-2]
+        loss_sum, weight_sum, squares = torch.stack([self._window[-2], self._window[-1], gradient.norm()]).tolist()
+        loss = loss_sum / weight_sum if weight_sum else float("nan")
+        grad_norm = squares / weight_sum if weight_sum else 0.0
+        reason = _reason_to_skip(loss, grad_norm, weight_sum)
+        if not reason:
+            gradient.mul_(min(1.0, self.config.optim.clip / max(grad_norm, 1e-12)) / weight_sum)
+            for group in self._optimizer.param_groups:
+                group["lr"] = lr
+            self._optimizer.step()
+            self.steps += 1
+        self._window.zero_()
+        return StepResult(loss, grad_norm, weight_sum, bool(reason), reason, time.perf_counter() - started)
+
+    def save(self, folder: Path) -> None:
+        """Write weights, AdamW's moments (float32) and the shape into a folder; each file is written whole or not at all.
+
+        The window being added up is not part of it: save between windows.
+
+        Raises:
+            RunFailed: the disk is full or the folder can't be written.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        self.shape.write(folder / SHAPE_FILE)
+        write_tensors(folder / MODEL_FILE, dict(self.drafter.named_parameters()), {"format": "pt"})
+        write_tensors(folder / OPTIMIZER_FILE, self._moments(), {"format": "pt", "steps": str(self.steps)})
+
+    def load(self, folder: Path) -> None:
+        """Take up what `save` wrote; training then goes on bit for bit as if it had never stopped. The window is emptied.
+
+        Raises:
+            RefusedInput: a file is missing or truncated, or was made for a drafter of another shape.
+        """
+        stored = DrafterShape.from_config(folder / SHAPE_FILE)
+        different = [
+            f"{field.name} {getattr(stored, field.name)!r} instead of {getattr(self.shape, field.name)!r}"
+            for field in fields(DrafterShape)
+            if getattr(stored, field.name) != getattr(self.shape, field.name)
+        ]
+        if different:
+            raise RefusedInput(
+                f"{folder}: a checkpoint of another drafter ({'; '.join(different)}); use the config it was made with"
+            )
+        metadata = read_tensors(folder / OPTIMIZER_FILE, self._moments())
+        read_tensors(folder / MODEL_FILE, dict(self.drafter.named_parameters()))
+        self.steps = int(metadata.get("steps", 0))
+        for parameter in self.drafter.parameters():
+            self._optimizer.state[parameter]["step"].fill_(self.steps)
+        self._window.zero_()
+
+    def _run(
+        self, rows: TokenRows, features: Tensor, anchors: Anchors, *, epoch: int, with_metrics: bool, learn: bool
+    ) -> BatchResult:
+        """All blocks of a batch, a bounded number at a time."""
+        if len(features) != len(rows.tokens):
+            raise ValueError(f"{len(features)} rows of features for {len(rows.tokens)} tokens")
+        loss_sum, weight_sum, slots, metrics = 0.0, 0.0, 0, []
+        for part in anchors.split(max(1, self.config.drafter.positions_at_once // self.shape.block_size)):
+            blocks = lay_out(rows, part, block_size=self.shape.block_size, gamma=self.shape.gamma, is_causal=self.shape.is_causal)
+            visible = self._visible_features(rows, features, blocks, noise_epoch=epoch if learn else None)
+            inputs = block_input(blocks, visible, self._embedding, self.shape.mask_token_id)
+            with self._autocast():
+                hidden = self.drafter(inputs)
+                outcome = head_loss(
+                    hidden,
+                    self._head,
+                    torch.from_numpy(blocks.labels).to(self.device),
+                    torch.from_numpy(blocks.weights).to(self.device),
+                    logits_chunk=self.config.drafter.logits_chunk,
+                    with_hits=with_metrics,
+                )
+            if learn:
+                outcome.loss_sum.backward()  # type: ignore[no-untyped-call]
+            loss_sum += float(outcome.loss_sum.detach())
+            weight_sum += float(blocks.weights.sum(dtype=np.float64))
+            slots += len(blocks.slots)
+            if with_metrics:
+                metrics.append(_block_metrics(blocks, outcome.hits.cpu().numpy()))
+        return BatchResult(
+            loss_sum=loss_sum,
+            weight_sum=weight_sum,
+            tokens=len(rows.tokens),
+            loss_tokens=int(rows.loss_mask.sum()),
+            anchors=len(anchors),
+            slots=slots,
+            seconds=0.0,
+            metrics=merged_metrics(metrics),
+        )
+
+    def _visible_features(self, rows: TokenRows, features: Tensor, blocks: DraftBlocks, *, noise_epoch: int | None) -> Tensor:
+        """The features of the pass's context rows on this device, with noise when the config asks for it."""
+        visible = features[torch.from_numpy(blocks.context_tokens).to(features.device)].to(self.device, self._dtype)
+        noise = self.config.drafter.noise
+        if not noise or noise_epoch is None or not len(visible):
+            return visible
+        by_layer = visible.view(len(visible), -1, self.shape.hidden_size).float()
+        scale = noise * by_layer.square().mean(-1, keepdim=True).sqrt()
+        gaussian = torch.empty_like(by_layer)
+        rows_of_context = np.searchsorted(rows.offsets, blocks.context_tokens, side="right") - 1
+        for row in np.unique(rows_of_context):
+            # drawn for the whole conversation: how much of it a pass sees must not change what it sees
+            generator = torch.Generator(self.device).manual_seed(
+                noise_seed(self.config.optim.seed, noise_epoch, int(rows.sample_ids[row]))
+            )
+            length = int(rows.offsets[row + 1] - rows.offsets[row])
+            drawn = torch.randn(length, *by_layer.shape[1:], generator=generator, device=self.device)
+            here = np.flatnonzero(rows_of_context == row)
+            gaussian[here[0] : here[-1] + 1] = drawn[torch.from_numpy(blocks.context_positions[here]).to(self.device)]
+        return (by_layer + scale * gaussian).flatten(-2).to(self._dtype)
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocasts)
+
+    def _moments(self) -> dict[str, Tensor]:
+        return {
+            f"{moment}.{name}": self._optimizer.state[parameter][moment]
+            for name, parameter in self.drafter.named_parameters()
+            for moment in ("exp_avg", "exp_avg_sq")
+        }
+
+
+def _block_metrics(blocks: DraftBlocks, hits: np.ndarray) -> BlockMetrics:
+    steps = blocks.layout.block_size - 1
+    block, slot = np.divmod(blocks.slots, blocks.layout.block_size)
+    right = np.zeros((blocks.layout.blocks, steps), dtype=np.bool_)
+    right[block, slot - 1] = hits
+    return BlockMetrics(
+        correct=tuple(right.sum(0).tolist()),
+        valid=tuple(np.bincount(slot - 1, minlength=steps).tolist()),
+        streak_sum=int(np.logical_and.accumulate(right, axis=1).sum()),
+        blocks=blocks.layout.blocks,
+    )
+
+
+def _flat_gradients(drafter: Drafter, *, extra: int) -> Tensor:
+    """One float32 buffer that holds every parameter's gradient (each `grad` is a view of it) and `extra` numbers at its end."""
+    sizes = [parameter.numel() for parameter in drafter.parameters()]
+    flat = torch.zeros(sum(sizes) + extra, device=next(drafter.parameters()).device)
+    for parameter, part in zip(drafter.parameters(), torch.split(flat[: sum(sizes)], sizes), strict=True):
+        parameter.grad = part.view_as(parameter)
+    return flat
+
+
+def _adamw(drafter: Drafter, config: RunConfig) -> torch.optim.AdamW:
+    """AdamW that decays matrices only, its state there from the start so that a checkpoint always has the same tensors."""
+    matrices = [parameter for parameter in drafter.parameters() if parameter.ndim == 2]
+    others = [parameter for parameter in drafter.parameters() if parameter.ndim != 2]
+    optim = config.optim
+    optimizer = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": optim.weight_decay}, {"params": others, "weight_decay": 0.0}],
+        lr=optim.lr,
+        betas=(optim.beta1, optim.beta2),
+        eps=optim.eps,
+        fused=True,
+    )
+    for parameter in drafter.parameters():
+        optimizer.state[parameter] = {
+            "step": torch.zeros((), device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+    return optimizer
+
+
+def _compile_dense_parts(drafter: Drafter) -> None:
+    """Compile what stands around the attention; its groups change with every batch and would compile again each time."""
+    for layer in drafter.layers:
+        assert isinstance(layer, DrafterLayer)
+        layer.before = torch.compile(layer.before, dynamic=True)  # type: ignore[method-assign]
+        layer.after = torch.compile(layer.after, dynamic=True)  # type: ignore[method-assign]
+
+
+def _reason_to_skip(loss: float, grad_norm: float, weight_sum: float) -> str:
+    if not weight_sum:
+        return "no supervised slot in the window"
+    if not np.isfinite(loss):
+        return f"the loss is {loss}"
+    if not np.isfinite(grad_norm):
+        return f"the gradient's norm is {grad_norm}"
+    return ""
+
+
+def _timed(result: BatchResult, started: float) -> BatchResult:
+    return BatchResult(**{**vars(result), "seconds": time.perf_counter() - started})
