@@ -52,7 +52,7 @@ _ROLES: Final = {
     "function": "tool",
     "observation": "tool",
 }
-_MAY_FOLLOW: Final = {
+_MAY_FOLLOW: Final[dict[str, set[str | None]]] = {
     "system": {None},
     "user": {None, "system", "assistant"},
     "assistant": {"user", "tool"},
@@ -130,7 +130,9 @@ def _unknown_shape(raw: Mapping[Any, Any]) -> RowRejected:
     if nulls:
         return RowRejected("null", f"{', '.join(nulls)} null, and no other known shape")
     keys = ", ".join(sorted(map(str, raw))[:8])
-    return RowRejected("unknown shape", f"keys {keys or '(none)'}; known: messages, conversations, prompt, instruction, text, input_ids")
+    return RowRejected(
+        "unknown shape", f"keys {keys or '(none)'}; known: messages, conversations, prompt, instruction, text, input_ids"
+    )
 
 
 def _led(row: Mapping[str, Any], messages: list[Message]) -> list[Message]:
@@ -210,7 +212,9 @@ def _checked(messages: list[Message]) -> list[Message]:
     for number, message in enumerate(messages, 1):
         role = message["role"]
         if previous not in _MAY_FOLLOW[role]:
-            raise RowRejected("roles out of order", f"message {number} ({role}) " + (f"follows {previous}" if previous else "comes first"))
+            raise RowRejected(
+                "roles out of order", f"message {number} ({role}) " + (f"follows {previous}" if previous else "comes first")
+            )
         if role in ("user", "assistant") and not message["content"].strip():
             raise RowRejected("empty text", f"message {number} ({role}) is empty")
         previous = role

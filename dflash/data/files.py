@@ -46,7 +46,9 @@ def writing(path: Path) -> Iterator[None]:
             raise RunFailed(
                 f"{path}: no space left on the disk. What was finished is kept: free some space and run the same command again"
             ) from error
-        raise RunFailed(f"{path}: can't be written ({error.strerror or error}); mend that and run the same command again") from error
+        raise RunFailed(
+            f"{path}: can't be written ({error.strerror or error}); mend that and run the same command again"
+        ) from error
 
 
 @contextmanager

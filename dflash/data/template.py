@@ -1,11 +1,11 @@
 """A chat template: text out of messages, and the character spans of it that are the assistant's.
 
-Templates with `{% generation %}` markers say themselves what is the assistant's; transformers' own renderer reports those spans. For
-templates without, the rule of `turns` is used. Either way the spans are of the text really rendered, and the text is the one that
-`tokenizer.apply_chat_template` gives.
+Templates with `{% generation %}` markers say themselves what is the assistant's; transformers' own renderer reports those spans.
+For templates without, the rule of `turns` is used. Either way the spans are of the text really rendered, and the text is the one
+that `tokenizer.apply_chat_template` gives.
 
-Rows whose text holds one of the template's own control tokens (`<|im_end|>` and the like) are rejected: tokenised, they would be turn
-boundaries that nobody spoke.
+Rows whose text holds one of the template's own control tokens (`<|im_end|>` and the like) are rejected: tokenised, they would be
+turn boundaries that nobody spoke.
 """
 
 from __future__ import annotations
@@ -43,12 +43,14 @@ class ChatTemplate:
             RefusedInput: it is not a Jinja template.
         """
         from jinja2.exceptions import TemplateSyntaxError
-        from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
+        from transformers.utils.chat_template_utils import render_jinja_template
 
         try:
-            _compile_jinja_template(source)
+            render_jinja_template(conversations=[], chat_template=source)
         except TemplateSyntaxError as error:
-            raise RefusedInput(f"{tokenizer.name}: its chat template is not valid (line {error.lineno}: {error.message})") from error
+            raise RefusedInput(
+                f"{tokenizer.name}: its chat template is not valid (line {error.lineno}: {error.message})"
+            ) from error
         self.source = source
         self.marked = _MARKER.search(source) is not None
         self.backend = backend

@@ -1,4 +1,5 @@
-"""A tokenizer reduced to what tokenising needs: its fast core, its template, its special tokens. Picklable, and it loads without torch.
+"""A tokenizer reduced to what tokenising needs: its fast core, its template, its special tokens. Picklable, and it loads without
+torch.
 
 transformers is asked once, in the parent (it may mend or extend what tokenizer.json says), and its core travels to the workers as
 text. So a worker starts in half a second, and every worker has the very same tokenizer.
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,8 @@ class TextTokenizer:
     """
 
     name: str
-    core: str
-    chat_template: str | None
+    core: str = field(repr=False)
+    chat_template: str | None = field(repr=False)
     special_tokens: dict[str, Any]
     special_ids: dict[str, int]
     vocab_size: int
@@ -89,7 +90,9 @@ def fingerprint_of(core: str) -> str:
     model = tree["model"]
     added = sorted((token["id"], token["content"]) for token in tree.get("added_tokens") or ())
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model.get("merges") or ()]
-    whole = json.dumps([model.get("type"), model["vocab"], added, merges], sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    whole = json.dumps(
+        [model.get("type"), model["vocab"], added, merges], sort_keys=True, ensure_ascii=False, separators=(",", ":")
+    )
     return hashlib.sha256(whole.encode("utf-8", "surrogatepass")).hexdigest()
 
 

@@ -1,25 +1,25 @@
 """Which characters of a rendered chat are the assistant's, for templates that do not mark them.
 
-An assistant turn is the role header, then what the assistant says, then the token that ends the turn. What it says and the token that
-ends it are supervised, the header is not. A think block that the template writes, even an empty one, comes after the header: it is
-the assistant's.
+An assistant turn is the role header, then what the assistant says, then the token that ends the turn. What it says and the token
+that ends it are supervised, the header is not. A think block that the template writes, even an empty one, comes after the header:
+it is the assistant's.
 
-Templates rewrite what they are given (they trim it, move the system text, drop the thinking of earlier turns), so turns are not found
-by searching. They are found by marks:
+Templates rewrite what they are given (they trim it, move the system text, drop the thinking of earlier turns), so turns are not
+found by searching. They are found by marks:
 
-1. The conversation is rendered a second time with a private-use character, another one for each message, behind the last letter of
-   each assistant message and of the message before it. Taken out again, they must leave the first text exactly, in order, each once;
-   if not, the row is rejected. So the marks say where those contents end in the text really rendered.
-2. Between the end of the message before and the start of the answer stand that message's own ending and the role header. What they
-   are is learned once from a four-turn probe: the text there is compared in an early turn, in the last turn, and after the header
-   that `add_generation_prompt` writes. What all have in common, up to a token boundary, is the header. (An early turn has no think
-   block where the last has an empty one; a prompt may open a think block that the turn does not.)
-3. In a row, that text must stand, letter by letter, behind the mark of the message before: the span starts where it ends. Behind the
-   mark of the answer must stand, after white space, one of the end-of-turn tokens seen in the probe: the span ends behind it. A
-   template that writes no such token ends the span with the content.
+1. The conversation is rendered a second time with a private-use character, another one for each message, behind the last letter
+   of each assistant message and of the message before it. Taken out again, they must leave the first text exactly, in order, each
+   once; if not, the row is rejected. So the marks say where those contents end in the text really rendered.
+2. Between the end of the message before and the start of the answer stand that message's own ending and the role header. What
+   they are is learned once from a four-turn probe: the text there is compared in an early turn, in the last turn, and after the
+   header that `add_generation_prompt` writes. What all have in common, up to a token boundary, is the header. (An early turn has
+   no think block where the last has an empty one; a prompt may open a think block that the turn does not.)
+3. In a row, that text must stand, letter by letter, behind the mark of the message before: the span starts where it ends. Behind
+   the mark of the answer must stand, after white space, one of the end-of-turn tokens seen in the probe: the span ends behind it.
+   A template that writes no such token ends the span with the content.
 
-Anything else is rejected: a row is right to the character or not there at all. The price is a second rendering, a tenth of the time
-of tokenising.
+Anything else is rejected: a row is right to the character or not there at all. The price is a second rendering, a tenth of the
+time of tokenising.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import cached_property
 
 from dflash.data.conversation import Message, RowRejected
 from dflash.data.template import ChatTemplate, Span
@@ -43,11 +43,21 @@ class TurnRule:
 
     Attributes:
         opening: the text from the end of the message before to the end of the role header.
-        ends: the texts that end a turn; the empty one when the template writes none.
+        ends: the texts that end a turn; an empty one when some turns have none.
     """
 
     opening: str
     ends: tuple[str, ...]
+
+    @cached_property
+    def opens(self) -> re.Pattern[str]:
+        """The opening, behind what white space the message before ends with."""
+        return re.compile(r"\s*?" + re.escape(self.opening))
+
+    @cached_property
+    def closes(self) -> re.Pattern[str]:
+        """White space, then the end of turn as group 1."""
+        return re.compile(r"\s*(" + "|".join(map(re.escape, self.ends)) + ")")
 
 
 class TurnFinder:
@@ -86,10 +96,10 @@ class TurnFinder:
 
     def _span(self, text: str, messages: Sequence[Message], turn: int, ends: dict[int, int]) -> Span:
         rule = self.rule(messages[turn - 1]["role"])
-        opening = re.compile(r"\s*?" + re.escape(rule.opening)).match(text, ends[turn - 1])
+        opening = rule.opens.match(text, ends[turn - 1])
         if opening is None or opening.end() > ends[turn]:
             raise RowRejected(_ASIDE, f"message {turn + 1} does not stand behind the header {rule.opening!r}")
-        closing = _closing(rule.ends).match(text, ends[turn])
+        closing = rule.closes.match(text, ends[turn])
         if closing is None:
             raise RowRejected(_ASIDE, f"message {turn + 1} is not followed by an end of turn ({' or '.join(rule.ends)})")
         return opening.end(), closing.end() if closing.group(1) else ends[turn]
@@ -112,11 +122,16 @@ class TurnFinder:
     def _learn(self, before: str) -> TurnRule:
         probe = _probe(before)
         text, ends = self._content_ends(probe, set(range(len(probe))))
-        seen = [turn for turn in range(1, len(probe)) if (probe[turn - 1]["role"], probe[turn]["role"]) == (before, "assistant")]
-        between = [text[ends[turn - 1] : ends[turn] - len(probe[turn]["content"])] for turn in seen]
-        after = [text[ends[turn] : ends[turn + 1] if turn + 1 in ends else len(text)] for turn in seen]
-        asked = self._behind_last(probe[:-1], ask=True)
-        return TurnRule(self._opening(between, asked, self._behind_last(probe[:-1], ask=False)), self._ends(after))
+        turns = [turn for turn in range(1, len(probe)) if (probe[turn - 1]["role"], probe[turn]["role"]) == (before, "assistant")]
+        between, behind = [], []
+        for turn in turns:
+            opened, said, _ = text[ends[turn - 1] : ends[turn]].rpartition(probe[turn]["content"])
+            if not said:
+                raise RowRejected(_ASIDE, "the template changes the content of a message")
+            between.append(opened)
+            behind.append(text[ends[turn] : ends.get(turn + 1)].lstrip())
+        asked, unasked = (self._behind_last(probe[:-1], ask=ask) for ask in (True, False))
+        return TurnRule(self._opening(between, asked, unasked), self._ends(behind))
 
     def _behind_last(self, messages: Sequence[Message], *, ask: bool) -> str:
         """What the template writes behind the last message."""
@@ -128,18 +143,16 @@ class TurnFinder:
         return tail
 
     def _opening(self, between: list[str], asked: str, unasked: str) -> str:
-        """The common start of every way a turn is opened; see the module's second step."""
-        opening = _common_start(between)
-        if asked == unasked and opening[len(asked) :].strip():  # no generation prompt, and the turn writes its own header
-            variants = between
-        elif not opening.startswith(asked) and not asked.startswith(opening):
-            if not any(_common_start([text, asked]) == text.rstrip() for text in [*between, asked]):
-                raise RowRejected(_ASIDE, f"the prompt {asked!r} and the turn {opening!r} are opened differently")
-            variants = [*between, asked]
-        else:
-            variants = [*between, asked]
+        """The common start of all ways a turn is opened, cut back to a token boundary."""
+        common = _common_start(between)
+        no_prompt_but_header = asked == unasked and common[len(asked) :].strip()
+        variants = between if no_prompt_but_header else [*between, asked]
         opening = _common_start(variants)
-        return opening[: min(self._boundary(variant, len(opening)) for variant in variants)]
+        opening = opening[: min(self._boundary(variant, len(opening)) for variant in variants)]
+        whole = opening.rstrip() in {variant.rstrip() for variant in variants}
+        if not whole and any(token in text[len(opening) :] for text in variants for token in self._template.control_tokens):
+            raise RowRejected(_ASIDE, f"the prompt {asked!r} and the turn {between[-1]!r} are opened differently")
+        return opening
 
     def _boundary(self, text: str, limit: int) -> int:
         """The last token boundary of `text` at or before `limit`."""
@@ -148,17 +161,10 @@ class TurnFinder:
         starts = [start for start, _ in self._template.backend.encode(text, add_special_tokens=False).offsets]
         return max((start for start in starts if start <= limit), default=0)
 
-    def _ends(self, after: list[str]) -> tuple[str, ...]:
-        """The added tokens that stand first behind the answers of the probe, special ones preferred."""
-        found = set()
-        for text in after:
-            rest = text.lstrip()
-            found.add(next((token for token in self._template.added_tokens if rest.startswith(token)), ""))
+    def _ends(self, behind: list[str]) -> tuple[str, ...]:
+        """The added tokens that stand first behind the answers of the probe, the longest first."""
+        found = {next((token for token in self._template.added_tokens if text.startswith(token)), "") for text in behind}
         return tuple(sorted(found, key=lambda token: (-len(token), token)))
-
-
-def _closing(ends: Sequence[str]) -> re.Pattern[str]:
-    return re.compile(r"\s*(" + "|".join(map(re.escape, ends)) + ")")
 
 
 def _probe(before: str) -> list[Message]:
