@@ -23,6 +23,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
@@ -87,7 +88,7 @@ def write_sample_corpus(
 
     Args:
         out: a .jsonl, .jsonl.gz or .jsonl.zst file. It appears when it is complete; until then it is `out` + ".tmp".
-        limit: rows written, at most; None: all there are (about 42,000 in this package's own environment).
+        limit: rows written, at most; None: all there are (about 100,000 in an environment of this package).
         seed: decides the order of the files, and so which rows a `limit` keeps.
         progress: show a bar with rate and time left on standard error.
         roots: folders searched in the place of the standard library and the installed packages.
@@ -101,32 +102,52 @@ def write_sample_corpus(
         raise RefusedInput(f"limit {limit}: rows to write, at least 1; leave it out for the whole corpus")
     started = time.monotonic()
     sources = find_sources(roots, seed=seed)
-    seen: set[bytes] = set()
-    by_package: Counter[str] = Counter()
-    files = skipped = duplicates = rows = text_bytes = 0
+    tally = _Tally()
     with _open_output(Path(out)) as write, _Bar(len(sources), limit, shown=progress) as bar:
         for extracted in _extract_all(sources, workers or min(os.cpu_count() or 1, 8)):
-            files += 1
-            skipped += extracted.rows is None
-            for digest, line in extracted.rows or ():
-                if digest in seen:
-                    duplicates += 1
-                    continue
-                seen.add(digest)
+            for line in tally.new_rows(extracted):
                 write(line)
-                rows += 1
-                text_bytes += len(line)
-                by_package[extracted.package] += 1
-                if rows == limit:
+                if tally.rows == limit:
                     break
-            bar.show(files, rows)
-            if rows == limit:
+            bar.show(tally.files, tally.rows)
+            if tally.rows == limit:
                 break
-        if not rows:
+        if not tally.rows:
             where = ", ".join(str(root) for root in roots) if roots else "the standard library and the installed packages"
             raise RefusedInput(f"no documented Python source found in {where}: install packages with their .py files")
-    seconds = time.monotonic() - started
-    return SampleReport(str(out), rows, files, skipped, duplicates, text_bytes, seconds, dict(by_package.most_common()))
+    return SampleReport(
+        path=str(out),
+        rows=tally.rows,
+        files=tally.files,
+        skipped=tally.skipped,
+        duplicates=tally.duplicates,
+        text_bytes=tally.text_bytes,
+        seconds=time.monotonic() - started,
+        rows_by_package=dict(tally.by_package.most_common()),
+    )
+
+
+class _Tally:
+    """Counts what goes by, and lets each answer through once."""
+
+    def __init__(self) -> None:
+        self.rows = self.files = self.skipped = self.duplicates = self.text_bytes = 0
+        self.by_package: Counter[str] = Counter()
+        self._seen: set[bytes] = set()
+
+    def new_rows(self, extracted: _Extracted) -> Iterator[bytes]:
+        """The rows of a file whose answers were not met before."""
+        self.files += 1
+        self.skipped += extracted.rows is None
+        for digest, line in extracted.rows or ():
+            if digest in self._seen:
+                self.duplicates += 1
+                continue
+            self._seen.add(digest)
+            self.rows += 1
+            self.text_bytes += len(line)
+            self.by_package[extracted.package] += 1
+            yield line
 
 
 def find_sources(roots: Sequence[Path] | None = None, *, seed: int = 0) -> list[SourceFile]:
@@ -243,6 +264,8 @@ def _open_output(out: Path) -> Iterator[Callable[[bytes], Any]]:
         raise RunFailed(
             f"{out}: writing stopped ({error.strerror}); free some space or choose another disk, then start again"
         ) from error
+    except BrokenProcessPool as error:
+        raise RunFailed(f"{out}: a parsing process was killed, as when memory runs out; start again with fewer workers") from error
     finally:
         unfinished.unlink(missing_ok=True)
 
