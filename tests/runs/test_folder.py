@@ -1,0 +1,103 @@
+import json
+import os
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from dflash.config import build_config
+from dflash.errors import RefusedInput
+from dflash.runs.folder import change_config, create_run, list_runs, open_run, read_json, write_json
+
+CONFIG = build_config({"data": {"path": "data"}, "target": {"path": "qwen3-tiny"}})
+
+
+def test_a_new_run_holds_its_config(tmp_path):
+    run = create_run(tmp_path, "first", CONFIG)
+    assert run.config() == CONFIG
+    assert run.state() == "new"
+    assert [each.name for each in list_runs(tmp_path)] == ["first"]
+    assert open_run("first", tmp_path).path == open_run(tmp_path / "first").path == run.path
+
+
+def test_a_taken_or_impossible_name_is_refused(tmp_path):
+    create_run(tmp_path, "first", CONFIG)
+    with pytest.raises(RefusedInput, match=r"is there already.*dflash resume"):
+        create_run(tmp_path, "first", CONFIG)
+    for name in ("../up", "a/b", "", ".hidden", "x" * 101, "a b"):
+        if name:
+            with pytest.raises(RefusedInput, match="use letters"):
+                create_run(tmp_path, name, CONFIG)
+
+
+def test_a_missing_run_is_refused_with_those_there_are(tmp_path):
+    create_run(tmp_path, "first", CONFIG)
+    with pytest.raises(RefusedInput, match=r"second: no run there.*runs in .*: first"):
+        open_run("second", tmp_path)
+
+
+def test_states_follow_process_and_exit_record(tmp_path):
+    run = create_run(tmp_path, "first", CONFIG)
+    with run.driven():
+        assert run.state() == "running"
+        run.write_exit("stopped", step=3)
+    write_json(run.path / "process.json", {"pid": os.getpid(), "start_time": 1.0})  # the pid was taken by another process since
+    assert run.state() == "stopped"
+    (run.path / "exit.json").unlink()
+    assert run.state() == "crashed"
+
+
+def test_a_zombie_does_not_count_as_running(tmp_path):
+    run = create_run(tmp_path, "first", CONFIG)
+    child = subprocess.Popen([sys.executable, "-c", "pass"])
+    process = psutil.Process(child.pid)
+    write_json(run.path / "process.json", {"pid": child.pid, "start_time": process.create_time()})
+    while process.status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+    assert run.state() == "crashed"
+    child.wait()
+
+
+def test_two_processes_never_drive_one_run(tmp_path):
+    run = create_run(tmp_path, "first", CONFIG)
+    program = (
+        "import sys; from pathlib import Path; from dflash.runs.folder import RunFolder\n"
+        "with RunFolder(Path(sys.argv[1])).driven():\n    print('driving', flush=True); sys.stdin.read()\n"
+    )
+    child = subprocess.Popen([sys.executable, "-c", program, str(run.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert child.stdout.readline() == "driving\n"
+    assert run.state() == "running"
+    with pytest.raises(RefusedInput, match=f"process {child.pid} is driving this run"), run.driven():
+        pass
+    with pytest.raises(RefusedInput, match="it is running"):
+        change_config(run, ["optim.lr=1e-3"])
+    child.kill()
+    child.wait()
+    child.stdin.close()
+    child.stdout.close()
+    assert run.state() == "crashed"
+    with run.driven():
+        assert run.state() == "running"
+
+
+def test_settings_change_between_sessions_or_not_at_all(tmp_path):
+    run = create_run(tmp_path, "first", CONFIG)
+    change_config(run, ["pool.policy=random"])
+    assert run.config().pool.policy == "random"
+    with pytest.raises(RefusedInput, match="unknown key"):
+        change_config(run, ["pool.polisy=oldest"])
+    assert run.config().pool.policy == "random"
+
+
+def test_json_files_are_whole_or_empty(tmp_path):
+    path = tmp_path / "a.json"
+    write_json(path, {"a": 1})
+    assert read_json(path) == {"a": 1}
+    for text in ('{"a": ', "[1]", ""):
+        path.write_text(text)
+        assert read_json(path) == {}
+    path.write_bytes(b"\xff")
+    assert read_json(path) == {}
+    assert json.loads("{}") == read_json(tmp_path / "absent.json")
