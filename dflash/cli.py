@@ -7,10 +7,9 @@ With `--json` the last line on standard output is one JSON object; progress and 
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, cast, get_args
 
@@ -18,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from dflash.cli_output import AsJson, Runs, Sets, plain, print_result
 from dflash.config import BatchingConfig, Order, Strategy, build_config, load_config
 from dflash.errors import DFlashError, RefusedInput
 
@@ -27,10 +27,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-
-AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object as the last line")]
-Sets = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="a setting, as in optim.lr=3e-4 (YAML value)")]
-Runs = Annotated[Path, typer.Option("--runs", help="folder that holds the runs")]
 
 
 @app.command("sample-data")
@@ -43,7 +39,7 @@ def sample_data(
     """Make a real corpus with no download: documented Python on this machine, as chats."""
     from dflash.data.sample import write_sample_corpus
 
-    _print(write_sample_corpus(out, limit=limit, seed=seed), as_json)
+    print_result(write_sample_corpus(out, limit=limit, seed=seed), as_json)
 
 
 @app.command()
@@ -72,7 +68,7 @@ def prepare(
         workers=workers,
         overwrite=overwrite,
     )
-    _print(prepare_dataset(inputs, tokenizer, out, options=options, progress=True), as_json)
+    print_result(prepare_dataset(inputs, tokenizer, out, options=options, progress=True), as_json)
 
 
 @app.command()
@@ -104,7 +100,7 @@ def plan(
         "seed": seed,
     }
     settings = _batching(values)
-    _print(plan_command(lengths, settings, window=window, epoch=epoch, out=out), as_json)
+    print_result(plan_command(lengths, settings, window=window, epoch=epoch, out=out), as_json)
 
 
 @app.command()
@@ -145,7 +141,7 @@ def runs_command(runs: Runs = Path("runs"), as_json: AsJson = False) -> None:
 
     rows = describe_runs(runs)
     if as_json:
-        print(json.dumps({"runs": _plain(rows)}))
+        print(json.dumps({"runs": plain(rows)}))
         return
     if not rows:
         print(f"no runs in {runs}")
@@ -173,7 +169,7 @@ def _drive(run: Any, as_json: bool) -> None:
 
     show = _shower(sys.stderr if as_json else sys.stdout)
     outcome = drive_run(run, show)
-    _print({"run": str(run.path), **asdict(outcome)}, as_json)
+    print_result({"run": str(run.path), **asdict(outcome)}, as_json)
 
 
 def _shower(stream: Any) -> Callable[[str], None]:
@@ -181,39 +177,6 @@ def _shower(stream: Any) -> Callable[[str], None]:
         print(line, file=stream, flush=True)
 
     return show
-
-
-def _print(result: Any, as_json: bool) -> None:
-    """One JSON line, or a table of names and values."""
-    fields = asdict(result) if is_dataclass(result) and not isinstance(result, type) else dict(result)
-    if as_json:
-        print(json.dumps(_plain(fields)))
-        return
-    table = Table(show_header=False, box=None)
-    for name, value in fields.items():
-        table.add_row(name, _shown(value))
-    Console().print(table)
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:,.4g}" if abs(value) < 1_000 else f"{value:,.0f}"
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
-    if isinstance(value, dict):
-        return "  ".join(f"{key}: {_shown(each)}" for key, each in value.items()) or "none"
-    return str(value)
-
-
-def _plain(value: Any) -> Any:
-    """The value as strict JSON: no NaN, no paths."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return value if value is None or isinstance(value, str | int | bool) else str(value)
 
 
 def _numbers(text: str | None) -> list[int] | None:
