@@ -1,0 +1,1 @@
+"""Plotly figures: pure functions of frames, used by widgets and reports alike."""
