@@ -17,7 +17,7 @@ from dflash.errors import RefusedInput, RunFailed
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
-def write_whole(path: Path, data: bytes, *, scratch: Path) -> None:
+def write_whole(path: Path, data: bytes | memoryview, *, scratch: Path) -> None:
     """Write `data` to `path` atomically, by way of a scrap in `scratch` (same file system).
 
     Raises:
