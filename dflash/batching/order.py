@@ -9,7 +9,8 @@ Inside a window the strata alternate too: its halves each take one of every two 
 quarter or an eighth of a window is nearly as even as its size allows. Which of two neighbours comes first is drawn at random.
 
 A number of batches that isn't a multiple of the window leaves a remainder. It is a systematic sample over the lengths and runs
-LAST, so that all other windows stay aligned with the optimiser's steps (shifted windows lose most of the evenness).
+LAST, so that all other windows stay aligned with the optimiser's steps (shifted windows lose most of the evenness). When the rest of
+an epoch is planned anew while a window is half full, the `lead` batches that complete it are such a sample too, and run FIRST.
 """
 
 from __future__ import annotations
@@ -25,27 +26,28 @@ def random_order(batches: int, draws: np.random.Generator) -> NDArray[np.int64]:
     return draws.permutation(batches)
 
 
-def stratified_order(mean_log_lengths: NDArray[np.float64], window: int, draws: np.random.Generator) -> NDArray[np.int64]:
+def stratified_order(
+    mean_log_lengths: NDArray[np.float64], window: int, draws: np.random.Generator, lead: int = 0
+) -> NDArray[np.int64]:
     """The order in which each window of `window` batches holds one of each length stratum.
 
     Args:
         mean_log_lengths: [batches], as from `mean_log_lengths`.
         window: batches a window, at least 1.
         draws: the generator.
+        lead: batches that run before the first window, to complete one already begun.
 
     Returns:
-        batches in execution order [batches]; window k is entries k * window to (k + 1) * window, the last may be short.
+        batches in execution order [batches]; window k is entries lead + k * window to lead + (k + 1) * window, the last may be
+        short.
     """
     by_length = np.argsort(mean_log_lengths, kind="stable")
-    windows, left_over = divmod(by_length.size, window)
-    is_left_over = np.zeros(by_length.size, np.bool_)
-    if left_over:
-        steps = (np.arange(left_over) + draws.random()) * (by_length.size / left_over)
-        is_left_over[np.minimum(steps.astype(np.int64), by_length.size - 1)] = True
-    strata = by_length[~is_left_over].reshape(window, windows)
-    chosen = np.take_along_axis(strata, np.argsort(draws.random((window, windows)), axis=1, kind="stable"), axis=1).T
-    last = by_length[is_left_over][None, :]
-    return np.concatenate([_alternate(chosen, draws).ravel(), _alternate(last, draws).ravel()])
+    first, by_length = _spread(by_length, min(lead, by_length.size), draws)
+    last, by_length = _spread(by_length, by_length.size % window, draws)
+    strata = by_length.reshape(window, -1)
+    chosen = np.take_along_axis(strata, np.argsort(draws.random(strata.shape), axis=1, kind="stable"), axis=1).T
+    parts = [first[None, :], chosen, last[None, :]]
+    return np.concatenate([_alternate(part, draws).ravel() for part in parts])
 
 
 def mean_log_lengths(lengths: NDArray[np.int32], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -59,6 +61,15 @@ def mean_log_lengths(lengths: NDArray[np.int32], offsets: NDArray[np.int64]) -> 
     weighted *= lengths
     tokens = np.add.reduceat(lengths, offsets[:-1], dtype=np.int64)
     return np.add.reduceat(weighted, offsets[:-1]) / tokens
+
+
+def _spread(by_length: NDArray[np.int64], count: int, draws: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """A systematic sample of `count` over the lengths, and the rest; both stay sorted by length."""
+    is_drawn = np.zeros(by_length.size, np.bool_)
+    if count:
+        steps = (np.arange(count) + draws.random()) * (by_length.size / count)
+        is_drawn[np.minimum(steps.astype(np.int64), by_length.size - 1)] = True
+    return by_length[is_drawn], by_length[~is_drawn]
 
 
 def _alternate(strata: NDArray[np.int64], draws: np.random.Generator) -> NDArray[np.int64]:

@@ -47,7 +47,7 @@ class EpochPlan:
 
 
 def plan_epoch(
-    lengths: ArrayLike, settings: BatchingConfig, *, epoch: int, window: int, sample_ids: ArrayLike | None = None
+    lengths: ArrayLike, settings: BatchingConfig, *, epoch: int, window: int, lead: int = 0, sample_ids: ArrayLike | None = None
 ) -> EpochPlan:
     """Plan one epoch: every chosen sample once, no batch over the budget.
 
@@ -56,6 +56,7 @@ def plan_epoch(
         settings: strategy, order, boundaries, token_budget (rows x longest row; packed: the sum), jitter, max_rows, seed.
         epoch: from 0; with settings.seed it decides membership and order.
         window: batches an optimiser window; a stratified order holds each length class in every window.
+        lead: batches that complete a window already begun and run before the first whole one (stratified order).
         sample_ids: the samples to plan, in any order; None: all.
 
     Raises:
@@ -66,7 +67,7 @@ def plan_epoch(
         raise RefusedInput(f"batching.window={window}: a window holds at least one batch")
     chosen, rows = _choose(lengths, settings, sample_ids)
     membership = draw_membership(chosen, settings, epoch=epoch)
-    order = _order(chosen, membership, settings, epoch, window)
+    order = _order(chosen, membership, settings, epoch, window, lead)
     samples, offsets = _gather(membership, order)
     return EpochPlan(samples if rows is None else rows[samples], offsets, packed=settings.strategy == "packed")
 
@@ -84,14 +85,14 @@ def count_batches(lengths: ArrayLike, settings: BatchingConfig, *, epoch: int, s
 
 
 def _order(
-    lengths: NDArray[np.int32], membership: Membership, settings: BatchingConfig, epoch: int, window: int
+    lengths: NDArray[np.int32], membership: Membership, settings: BatchingConfig, epoch: int, window: int, lead: int
 ) -> NDArray[np.int64]:
     draws = generator(settings.seed, epoch, "order")
     batches = membership.offsets.size - 1
     if settings.order == "random":
         # a shuffle is in random order as it comes; batches cut from it one after the other mix a little better than drawn apart
         return np.arange(batches) if settings.strategy == "shuffled" else random_order(batches, draws)
-    return stratified_order(mean_log_lengths(lengths[membership.rows], membership.offsets), window, draws)
+    return stratified_order(mean_log_lengths(lengths[membership.rows], membership.offsets), window, draws, lead)
 
 
 def _gather(membership: Membership, order: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
