@@ -79,18 +79,22 @@ class DrafterTrainer:
         self._window = _flat_gradients(self.drafter, extra=2)
         self._optimizer = _adamw(self.drafter, config)
 
-    def accumulate(self, rows: TokenRows, features: Tensor, *, epoch: int, with_metrics: bool = False) -> BatchResult:
+    def accumulate(
+        self, rows: TokenRows, features: Tensor, *, epoch: int, anchors: int | None = None, with_metrics: bool = False
+    ) -> BatchResult:
         """Add a batch to the window: its loss, its weights and the gradient of its loss sum.
 
         Args:
             rows: the batch's conversations, end to end.
             features: [tokens, captured layers x hidden], of exactly these tokens; any device and float dtype.
             epoch: decides, with optim.seed and each sample's id, the anchors and the noise.
+            anchors: blocks a conversation, at most; None: drafter.anchors.
             with_metrics: whether to count hits (costs a comparison, no second pass over the vocabulary).
         """
         started = time.perf_counter()
-        anchors = draw_anchors(rows, budget=self.config.drafter.anchors, seed=self.config.optim.seed, epoch=epoch)
-        result = self._run(rows, features, anchors, epoch=epoch, with_metrics=with_metrics, learn=True)
+        budget = anchors or self.config.drafter.anchors
+        drawn = draw_anchors(rows, budget=budget, seed=self.config.optim.seed, epoch=epoch)
+        result = self._run(rows, features, drawn, epoch=epoch, with_metrics=with_metrics, learn=True)
         self._window[-2] += result.loss_sum
         self._window[-1] += result.weight_sum
         return _timed(result, started)

@@ -2,7 +2,7 @@
 
 A worker is in one state at a time, so its seconds sum to wall time by construction: `busy`, `starved` (no input), `blocked` (no
 room for the result, or waiting for the others of an optimiser step), `copy` (handing over: elapsed minus busy), `evaluation`,
-`checkpoint`, `compile`. Counters only grow; a reader takes differences.
+`checkpoint`, `compile`, `paused` (by the user). Counters only grow; a reader takes differences.
 
 A queue keeps its depth integrated over time, so that mean depth = integral / seconds, and Little's law
 (mean depth = rate x residence) can be checked by whoever reads it.
@@ -10,9 +10,9 @@ A queue keeps its depth integrated over time, so that mean depth = integral / se
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-STATES = ("busy", "starved", "blocked", "copy", "evaluation", "checkpoint", "compile")
+STATES = ("busy", "starved", "blocked", "copy", "evaluation", "checkpoint", "compile", "paused")
 
 
 @dataclass
@@ -69,6 +69,7 @@ class QueueAccount:
     since: float
     depths: list[int] = field(default_factory=list)
     depth_seconds: list[float] = field(default_factory=list)
+    total_depth_seconds: float = 0.0
     empty_seconds: float = 0.0
     full_seconds: float = 0.0
     residence_seconds: float = 0.0
@@ -98,6 +99,11 @@ class QueueAccount:
         self._pass(now)
         self.full = full
 
+    def with_buckets(self, depths: list[int], now: float) -> QueueAccount:
+        """The account continued with other length buckets: their depth over time is counted from now, all else goes on."""
+        self._pass(now)
+        return replace(self, buckets=len(depths), depths=depths, depth_seconds=[])
+
     def snapshot(self, now: float) -> dict[str, object]:
         """The counters as of now."""
         self._pass(now)
@@ -105,6 +111,7 @@ class QueueAccount:
             "queue": self.name,
             "depths": list(self.depths),
             "depth_seconds": [round(each, 6) for each in self.depth_seconds],
+            "total_depth_seconds": round(self.total_depth_seconds, 6),
             "empty_seconds": round(self.empty_seconds, 6),
             "full_seconds": round(self.full_seconds, 6),
             "residence_seconds": round(self.residence_seconds, 6),
@@ -116,6 +123,7 @@ class QueueAccount:
         spent = max(now - self.since, 0.0)
         for bucket, depth in enumerate(self.depths):
             self.depth_seconds[bucket] += depth * spent
+            self.total_depth_seconds += depth * spent
         if not any(self.depths):
             self.empty_seconds += spent
         if self.full:

@@ -14,18 +14,19 @@ although the pool holds items of the next epoch.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
 from dflash.config import RunConfig
 from dflash.errors import RefusedInput, RunFailed
-from dflash.model.results import BatchResult, StepResult, merged
+from dflash.model.results import StepResult, merged
 from dflash.pipeline.accounts import QueueAccount
 from dflash.pipeline.crew import Crew
 from dflash.pipeline.evaluation import EvaluationPass
 from dflash.pipeline.jobs import Completion, Engine, Evaluate, Job, PlannedBatch, Prefetch, Produce, Save, Step, Train
 from dflash.pipeline.ledger import BatchId, BatchState, Ledger
 from dflash.pipeline.plans import PlanStream
+from dflash.pipeline.reports import Checkpointer, Listener, Progress, StepReport, Trained, Window
 from dflash.pipeline.schedule import learning_rate
 from dflash.pool.policies import POLICIES, PolicyState
 from dflash.pool.pool import FeaturePool, PoolItem
@@ -35,74 +36,6 @@ SKIPS_THAT_STOP = 3
 
 class Deadlock(RunFailed):
     """Nothing is under way and nothing can start. The message says which worker waits for what."""
-
-
-@dataclass(frozen=True)
-class Trained:
-    """One batch done by a drafter, with the seconds each stage took."""
-
-    batch: PlannedBatch
-    drafter: int
-    result: BatchResult
-    seconds: dict[str, float]
-
-
-@dataclass(frozen=True)
-class StepReport:
-    """One optimiser step: what it used and what came of it."""
-
-    step: int
-    epoch: int
-    lr: float
-    result: StepResult
-    batches: list[Trained]
-    step_seconds: float
-
-
-@dataclass
-class Window:
-    """The batches of one optimiser step while they are being gathered."""
-
-    size: int
-    epoch: int
-    taken: int = 0
-    done: list[Trained] = field(default_factory=list)
-
-
-@dataclass
-class Progress:
-    """How far the run is; goes into every checkpoint."""
-
-    step: int = 0
-    committed_tokens: int = 0
-    committed_batches: int = 0
-    skips_in_a_row: int = 0
-
-
-class Listener(Protocol):
-    """Who is told what happened; see `reporting` for the one that writes events and console lines."""
-
-    def trained(self, trained: Trained) -> None:
-        """A drafter finished a batch."""
-
-    def stepped(self, report: StepReport) -> None:
-        """An optimiser step was taken (or skipped), and its batches are committed."""
-
-    def evaluated(self, step: int, result: BatchResult, conversations: int, seconds: float) -> None:
-        """A held-out evaluation ended."""
-
-    def turned(self, coordinator: Coordinator) -> None:
-        """One turn of the loop is over; a good moment to sample and print."""
-
-
-class Checkpointer(Protocol):
-    """Where checkpoints go; see `checkpoints`."""
-
-    def begin(self, step: int) -> Save:
-        """The job that writes weights and optimiser."""
-
-    def commit(self, step: int, state: dict[str, Any]) -> None:
-        """Weights are written: add the coordinator's state and make the checkpoint visible."""
 
 
 class Coordinator:
@@ -127,7 +60,7 @@ class Coordinator:
         self.holdout = holdout or []
         self.progress = progress or Progress()
         self.feature_bytes_per_token = feature_bytes_per_token
-        self.stop_requested = False
+        self.stop_requested = self.paused = self.checkpoint_requested = False
         buckets = len(stream.boundaries) - 1
         self.pool: FeaturePool[BatchId] = FeaturePool(config.pool.capacity_items, config.pool.capacity_bytes, buckets)
         self.policy_state = PolicyState(buckets, config.batching.seed, config.pool.wait_seconds)
@@ -142,7 +75,7 @@ class Coordinator:
         self.crew = Crew(engine)
         now = engine.now()
         self.queues = {"prefetch": QueueAccount("prefetch", 1, now), "pool": QueueAccount("pool", buckets, now)}
-        self._refuse_items_larger_than_the_pool()
+        self._refuse_items_larger_than_the_pool(config.pool.capacity_bytes)
 
     # ---- the run, top down
 
@@ -153,7 +86,7 @@ class Coordinator:
             Deadlock: no worker can go on.
             RunFailed: three steps in a row were not finite; a checkpoint of the weights before them is kept.
         """
-        while self.progress.step < self.stream.total_steps and not self.stop_requested:
+        while self.progress.step < self.total_steps and not self.stop_requested:
             self._train_window()
             self._at_safe_point()
         finished = not self.stop_requested
@@ -161,6 +94,11 @@ class Coordinator:
             self._evaluate()
         self._checkpoint()
         return "finished" if finished else "stopped"
+
+    @property
+    def total_steps(self) -> int:
+        """Optimiser steps of the whole run as planned now."""
+        return self.stream.total_steps(self.progress.step, self.window.size if self.window else 0)
 
     def _train_window(self) -> None:
         epoch = self.ledger.epochs_done
@@ -170,9 +108,19 @@ class Coordinator:
         self.policy_state.shares = self.stream.bucket_shares(epoch)
         while len(window.done) < window.size:
             self._turn()
-        lr = learning_rate(self.progress.step, self.stream.total_steps, self.config.optim)
+            if self.checkpoint_requested and 0 in self.crew.idle("drafter"):
+                self._checkpoint()
+            if self.stop_requested and self.paused:
+                return self._abandon(window)
+        lr = learning_rate(self.progress.step, self.total_steps, self.config.optim)
         ended = self._do_and_wait(Step(self.progress.step + 1, lr))
         self._commit(window, lr, ended)
+        self.window = None
+
+    def _abandon(self, window: Window) -> None:
+        """Stop without this step: what was taken into its window is not committed, and so it is trained on after a resume."""
+        while self.crew.busy("drafter"):
+            self._turn()
         self.window = None
 
     def _commit(self, window: Window, lr: float, ended: Completion) -> None:
@@ -196,10 +144,10 @@ class Coordinator:
                 "weights before them are in the checkpoint. Lower optim.lr or look at the batches in the events, then resume"
             )
         every = self.config.evaluation.every
-        if self.holdout and every and step % every == 0 and step < self.stream.total_steps:
+        if self.holdout and every and step % every == 0 and step < self.total_steps:
             self._evaluate()
         every = self.config.checkpoint.every
-        if every and step % every == 0 and step < self.stream.total_steps and not self.stop_requested:
+        if (every and step % every == 0 and step < self.total_steps and not self.stop_requested) or self.checkpoint_requested:
             self._checkpoint()
 
     def _evaluate(self) -> None:
@@ -213,6 +161,7 @@ class Coordinator:
         self.listener.evaluated(self.progress.step, result, conversations, self.engine.now() - started)
 
     def _checkpoint(self) -> None:
+        self.checkpoint_requested = False
         if self.checkpointer is not None:
             self._do_and_wait(self.checkpointer.begin(self.progress.step))
             self.checkpointer.commit(self.progress.step, self.saved())
@@ -221,15 +170,44 @@ class Coordinator:
         """What a resumed run needs besides the weights, as JSON."""
         return {"progress": vars(self.progress), "ledger": self.ledger.saved(), "policy": self.policy_state.saved()}
 
+    # ---- changed while it runs
+
+    def change(self, config: RunConfig) -> dict[str, Any]:
+        """Take over changed settings between two turns; the open window keeps its size. Returns what followed from it.
+
+        Raises:
+            RefusedInput: the settings don't fit the data or the pool; nothing has changed then.
+        """
+        self._refuse_items_larger_than_the_pool(config.pool.capacity_bytes)
+        places = self.window.size - self.window.taken if self.window else 0
+        boundaries = self.stream.boundaries
+        replanned = self.stream.replan(config, places)
+        self.config = config
+        self.pool.capacity_items, self.pool.capacity_bytes = config.pool.capacity_items, config.pool.capacity_bytes
+        self.policy_state.wait_seconds = config.pool.wait_seconds
+        if self.stream.boundaries != boundaries:
+            self._sort_into_new_buckets()
+        return {"batches_planned_anew": replanned, "total_steps": self.total_steps}
+
+    def _sort_into_new_buckets(self) -> None:
+        now, buckets = self.engine.now(), len(self.stream.boundaries) - 1
+        for key, batch in self._batches.items():
+            self._batches[key] = replace(batch, bucket=self.stream.bucket(batch.longest))
+        self.pool.buckets = buckets
+        self.pool.items = [replace(item, bucket=self._batches[item.key].bucket) for item in self.pool.items]
+        self.policy_state = PolicyState(buckets, self.policy_state.seed, self.config.pool.wait_seconds)
+        self.queues["pool"] = self.queues["pool"].with_buckets(self.pool.histogram(), now)
+
     # ---- one turn of the loop
 
     def _turn(self) -> None:
-        self._feed_prefetch()
-        self._feed_targets()
-        self._feed_drafters()
+        if not self.paused:
+            self._feed_prefetch()
+            self._feed_targets()
+            self._feed_drafters()
         self.crew.name_idle(self._reason_idle)
         policy_wait = self._policy_wait()
-        if not self.crew.under_way and policy_wait is None:
+        if not self.crew.under_way and policy_wait is None and not self.paused:
             raise Deadlock(self._who_waits_for_what())
         completions = self.engine.wait(_shorter(policy_wait, self.engine.longest_wait_seconds))
         for completion in completions:
@@ -281,7 +259,7 @@ class Coordinator:
                 window.taken += 1
                 ordinal = self.progress.committed_batches + window.taken - 1
                 with_metrics = ordinal % self.config.telemetry.metrics_every == 0
-                self.crew.start(Train(worker, self._batches[item.key], with_metrics))
+                self.crew.start(Train(worker, self._batches[item.key], self.config.drafter.anchors, with_metrics))
 
     def _pull(self, drafter: int, window: Window) -> PoolItem[BatchId] | None:
         candidates = [item for item in self.pool.items if item.key.epoch == window.epoch]
@@ -332,6 +310,8 @@ class Coordinator:
     # ---- who is free, and why
 
     def _reason_idle(self, kind: str) -> str:
+        if self.paused:
+            return "paused"
         if kind == "prefetch":
             return "blocked" if self.stream.peek() is not None else "starved"
         if kind == "target":
@@ -362,11 +342,11 @@ class Coordinator:
     def _feature_bytes(self, batch: PlannedBatch) -> int:
         return batch.tokens * self.feature_bytes_per_token
 
-    def _refuse_items_larger_than_the_pool(self) -> None:
+    def _refuse_items_larger_than_the_pool(self, capacity_bytes: int) -> None:
         largest = self.stream.largest_batch_tokens() * self.feature_bytes_per_token
-        if largest > self.pool.capacity_bytes:
+        if largest > capacity_bytes:
             raise RefusedInput(
-                f"pool.capacity_bytes={self.pool.capacity_bytes:,} is smaller than the features of the largest batch "
+                f"pool.capacity_bytes={capacity_bytes:,} is smaller than the features of the largest batch "
                 f"({largest:,} bytes): raise it, or lower batching.token_budget"
             )
 

@@ -54,10 +54,11 @@ class Produce:
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """Run the drafter over the batch's features and add to this replica's gradient."""
+    """Run the drafter over the batch's features, `anchors` blocks a conversation, and add to this replica's gradient."""
 
     worker: int
     batch: PlannedBatch
+    anchors: int
     with_metrics: bool
 
 

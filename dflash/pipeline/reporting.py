@@ -15,7 +15,8 @@ from typing import Any
 from dflash.batching.plan import EpochPlan
 from dflash.config import RunConfig
 from dflash.model.results import BatchResult, merged
-from dflash.pipeline.coordinator import Coordinator, StepReport, Trained
+from dflash.pipeline.coordinator import Coordinator
+from dflash.pipeline.reports import StepReport, Trained
 from dflash.telemetry.console import ConsoleLine, format_line
 from dflash.telemetry.recorder import Recorder
 
@@ -203,8 +204,8 @@ class RunReporter:
         trained = self.trained_tokens - self._tokens_at_start
         if trained == 0 or elapsed_seconds <= 0:
             return None
-        full_steps = sum(coordinator.stream.steps_per_epoch)
-        tokens_to_train = self.run_tokens * coordinator.stream.total_steps / full_steps
+        full_steps = coordinator.stream.full_steps(coordinator.progress.step, coordinator.window.size if coordinator.window else 0)
+        tokens_to_train = self.run_tokens * coordinator.total_steps / full_steps
         return max(tokens_to_train - self.trained_tokens, 0.0) * elapsed_seconds / trained
 
     def _rates_now(self, coordinator: Coordinator, now: float) -> tuple[float, float, float]:

@@ -45,7 +45,7 @@ class Target(Protocol):
 class Drafter(Protocol):
     """Learns from features."""
 
-    def accumulate(self, rows: TokenRows, features: torch.Tensor, *, epoch: int, with_metrics: bool) -> BatchResult:
+    def accumulate(self, rows: TokenRows, features: torch.Tensor, *, epoch: int, anchors: int, with_metrics: bool) -> BatchResult:
         """Forward and backward of one batch."""
 
     def evaluate(self, rows: TokenRows, features: torch.Tensor) -> BatchResult:
@@ -124,9 +124,9 @@ class TrainingDrafter:
     trainer: DrafterTrainer
     all_reduce: AllReduce | None
 
-    def accumulate(self, rows: TokenRows, features: torch.Tensor, *, epoch: int, with_metrics: bool) -> BatchResult:
+    def accumulate(self, rows: TokenRows, features: torch.Tensor, *, epoch: int, anchors: int, with_metrics: bool) -> BatchResult:
         """Forward and backward of one batch."""
-        return self.trainer.accumulate(rows, features, epoch=epoch, with_metrics=with_metrics)
+        return self.trainer.accumulate(rows, features, epoch=epoch, anchors=anchors, with_metrics=with_metrics)
 
     def evaluate(self, rows: TokenRows, features: torch.Tensor) -> BatchResult:
         """Forward of one held-out batch."""

@@ -21,12 +21,13 @@ from dflash.data.dataset import TokenDataset
 from dflash.model.facts import target_facts
 from dflash.model.shape import DrafterShape
 from dflash.pipeline.checkpoints import Checkpoint, CheckpointStore
-from dflash.pipeline.coordinator import Coordinator, Progress
+from dflash.pipeline.coordinator import Coordinator
 from dflash.pipeline.engines import make_engine
 from dflash.pipeline.jobs import Engine, PlannedBatch
 from dflash.pipeline.ledger import BatchId, Ledger
 from dflash.pipeline.plans import PlanStream, split_holdout
 from dflash.pipeline.reporting import RunReporter
+from dflash.pipeline.reports import Progress
 from dflash.pipeline.stages import RealStages
 from dflash.runs.folder import RunFolder, write_json
 from dflash.runs.manifest import describe_environment
@@ -86,10 +87,10 @@ def _drive(run: RunFolder, recorder: Recorder, show: Callable[[str], None]) -> O
         coordinator, reporter = _assemble(config, dataset, shape, checkpoint, store, engine, recorder, show)
         first = coordinator.progress.step
         recorder.record(
-            "run_started", schema=SCHEMA_VERSION, run=run.name, step=first, total_steps=coordinator.stream.total_steps,
+            "run_started", schema=SCHEMA_VERSION, run=run.name, step=first, total_steps=coordinator.total_steps,
             boundaries=coordinator.stream.boundaries, targets=engine.targets, drafters=engine.drafters, engine=config.pipeline.engine,
         )  # fmt: skip
-        show(f"{run.path}: {'resumed at' if checkpoint else 'from'} step {first} of {coordinator.stream.total_steps}")
+        show(f"{run.path}: {'resumed at' if checkpoint else 'from'} step {first} of {coordinator.total_steps}")
         started = engine.now()
         with SystemSampler(run.events, config.telemetry.sample_every), _stop_on_signal(coordinator, show):
             state = coordinator.run()
@@ -97,7 +98,7 @@ def _drive(run: RunFolder, recorder: Recorder, show: Callable[[str], None]) -> O
         return Outcome(
             state=state,
             step=coordinator.progress.step,
-            total_steps=coordinator.stream.total_steps,
+            total_steps=coordinator.total_steps,
             committed_tokens=coordinator.progress.committed_tokens,
             seconds=engine.now() - started,
             loss=reporter.last_step.result.loss if reporter.last_step else None,

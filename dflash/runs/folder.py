@@ -5,8 +5,8 @@ runs/<name>/config.yaml     every setting
             events/         *.jsonl, append-only, one writer a file
             console.log     what a background run printed
             checkpoints/    step-00000100/, the newest few
-            control/        mailbox
-            process.json    pid and start time of the process that drives it
+            control/        mailbox, see control.py
+            process.json    pid and start time of the process that drives it, and its session's id
             exit.json       how its last session ended; absent while one is under way
 """
 
@@ -17,6 +17,7 @@ import json
 import os
 import re
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -104,7 +105,7 @@ class RunFolder:
                 raise RefusedInput(f"{self.path}: process {pid} is driving this run; stop that first") from error
             (self.path / "exit.json").unlink(missing_ok=True)
             me = psutil.Process()
-            write_json(self.path / "process.json", {"pid": me.pid, "start_time": me.create_time()})
+            write_json(self.path / "process.json", {"pid": me.pid, "start_time": me.create_time(), "session": uuid.uuid4().hex})
             yield
 
     def write_exit(self, state: str, **fields: Any) -> None:

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from dflash.config import build_config
-from dflash.pipeline.coordinator import Coordinator, Progress
+from dflash.pipeline.coordinator import Coordinator
 from dflash.pipeline.engines.simulated import CostModel, SimulatedEngine
 from dflash.pipeline.ledger import Ledger
 from dflash.pipeline.plans import PlanStream
+from dflash.pipeline.reports import Progress
 
 
 class Watcher:

@@ -57,7 +57,7 @@ def test_every_sample_is_trained_once_an_epoch(simulate, lengths, policy, strate
     assert run.run() == "finished"
     expected = {(epoch, sample): 1 for epoch in range(2) for sample in range(len(lengths))}
     assert dict(seen.trained_samples) == expected
-    assert run.progress.step == run.stream.total_steps == len(seen.steps)
+    assert run.progress.step == run.total_steps == len(seen.steps)
     assert run.progress.committed_tokens == 2 * sum(lengths)
     assert run.pool.held_bytes == 0
 
@@ -118,7 +118,7 @@ def test_windows_hold_one_epoch_and_the_last_one_of_an_epoch_is_short(simulate):
 def test_the_schedule_ends_at_max_steps(simulate):
     run, seen = simulate([100] * 70, "batching.token_budget=1000", "optim.accumulate=2", "optim.max_steps=3")
     assert run.run() == "finished"
-    assert len(seen.steps) == run.stream.total_steps == 3
+    assert len(seen.steps) == run.total_steps == 3
 
 
 def test_worker_seconds_sum_to_wall_time(simulate):
@@ -196,7 +196,7 @@ def test_a_stopped_and_resumed_run_trains_each_sample_once(simulate, policy, sto
     seen.stepped = stepped
     rest, _ = simulate(lengths, *chosen, costs=RECORD_COSTS, checkpointer=store, state=store.states[stop_after], watcher=seen)
     assert rest.run() == "finished"
-    assert [report.step for report in seen.steps] == list(range(1, rest.stream.total_steps + 1))
+    assert [report.step for report in seen.steps] == list(range(1, rest.total_steps + 1))
     assert set(seen.trained_samples.values()) == {1}
     assert len(seen.trained_samples) == 2 * len(lengths)
 
@@ -234,7 +234,9 @@ class FailingSteps(SimulatedEngine):
 
     def spoil(self, completion):
         if isinstance(completion.job, Step) and completion.job.step >= self.first:
-            bad = StepResult(loss=float("nan"), grad_norm=float("nan"), weight_sum=1.0, skipped=True, reason="loss nan", seconds=0.0)
+            bad = StepResult(
+                loss=float("nan"), grad_norm=float("nan"), weight_sum=1.0, skipped=True, reason="loss nan", seconds=0.0
+            )
             return Completion(completion.job, completion.busy_seconds, bad)
         return completion
 

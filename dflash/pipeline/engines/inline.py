@@ -70,9 +70,9 @@ class InlineEngine:
                 self._rows[batch.id] = self._reader.read(batch.samples)
             case Produce(batch=batch):
                 self._features[batch.id] = self._target.features(self._rows[batch.id], packed=batch.packed)
-            case Train(batch=batch, with_metrics=with_metrics):
+            case Train(batch=batch, anchors=anchors, with_metrics=with_metrics):
                 rows, features = self._rows[batch.id], self._features[batch.id]
-                return self._drafter.accumulate(rows, features, epoch=batch.id.epoch, with_metrics=with_metrics)
+                return self._drafter.accumulate(rows, features, epoch=batch.id.epoch, anchors=anchors, with_metrics=with_metrics)
             case Evaluate(batch=batch):
                 return self._drafter.evaluate(self._rows[batch.id], self._features[batch.id])
             case Step(lr=lr):

@@ -105,9 +105,9 @@ class RayEngine:
             case Produce(worker=worker, batch=batch):
                 actor = self._target_actors[worker]
                 done, self._features[batch.id] = actor.produce.remote(self._rows[batch.id], batch.packed)
-            case Train(worker=worker, batch=batch, with_metrics=with_metrics):
+            case Train(worker=worker, batch=batch, anchors=anchors, with_metrics=with_metrics):
                 actor, rows, features = self._drafter_actors[worker], self._rows[batch.id], self._features[batch.id]
-                done = actor.train.remote(rows, features, batch.id.epoch, with_metrics)
+                done = actor.train.remote(rows, features, batch.id.epoch, anchors, with_metrics)
             case Evaluate(worker=worker, batch=batch):
                 actor, rows, features = self._drafter_actors[worker], self._rows[batch.id], self._features[batch.id]
                 done = actor.evaluate.remote(rows, features)
@@ -174,8 +174,9 @@ class _DrafterActor(_Actor):
     def __init__(self, stages: Stages, rank: int, replicas: int, meeting: Path) -> None:
         self._drafter = stages.drafter(rank, replicas, meeting)
 
-    def train(self, rows: TokenRows, features: Any, epoch: int, with_metrics: bool) -> tuple[Any, float]:
-        return _timed(lambda: self._drafter.accumulate(rows, from_shared(features), epoch=epoch, with_metrics=with_metrics))
+    def train(self, rows: TokenRows, features: Any, epoch: int, anchors: int, with_metrics: bool) -> tuple[Any, float]:
+        options = {"epoch": epoch, "anchors": anchors, "with_metrics": with_metrics}
+        return _timed(lambda: self._drafter.accumulate(rows, from_shared(features), **options))
 
     def evaluate(self, rows: TokenRows, features: Any) -> tuple[Any, float]:
         return _timed(lambda: self._drafter.evaluate(rows, from_shared(features)))

@@ -1,0 +1,80 @@
+"""What the coordinator tells others: a batch trained, a step taken, how far the run is, and who wants to know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dflash.model.results import BatchResult, StepResult
+from dflash.pipeline.jobs import PlannedBatch, Save
+
+if TYPE_CHECKING:
+    from dflash.pipeline.coordinator import Coordinator
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One batch done by a drafter, with the seconds each stage took."""
+
+    batch: PlannedBatch
+    drafter: int
+    result: BatchResult
+    seconds: dict[str, float]
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One optimiser step: what it used and what came of it."""
+
+    step: int
+    epoch: int
+    lr: float
+    result: StepResult
+    batches: list[Trained]
+    step_seconds: float
+
+
+@dataclass
+class Window:
+    """The batches of one optimiser step while they are being gathered."""
+
+    size: int
+    epoch: int
+    taken: int = 0
+    done: list[Trained] = field(default_factory=list)
+
+
+@dataclass
+class Progress:
+    """How far the run is; goes into every checkpoint."""
+
+    step: int = 0
+    committed_tokens: int = 0
+    committed_batches: int = 0
+    skips_in_a_row: int = 0
+
+
+class Listener(Protocol):
+    """Who is told what happened; see `reporting` for the one that writes events and console lines."""
+
+    def trained(self, trained: Trained) -> None:
+        """A drafter finished a batch."""
+
+    def stepped(self, report: StepReport) -> None:
+        """An optimiser step was taken (or skipped), and its batches are committed."""
+
+    def evaluated(self, step: int, result: BatchResult, conversations: int, seconds: float) -> None:
+        """A held-out evaluation ended."""
+
+    def turned(self, coordinator: Coordinator) -> None:
+        """One turn of the loop is over: a good moment to sample, to print, and to obey commands (`live`)."""
+
+
+class Checkpointer(Protocol):
+    """Where checkpoints go; see `checkpoints`."""
+
+    def begin(self, step: int) -> Save:
+        """The job that writes weights and optimiser."""
+
+    def commit(self, step: int, state: dict[str, Any]) -> None:
+        """Weights are written: add the coordinator's state and make the checkpoint visible."""
