@@ -186,6 +186,53 @@ class CheckpointConfig(Section):
     keep: Count = Field(3, description="checkpoints kept, the newest")
 
 
+Seconds = Annotated[float, Field(ge=0)]
+
+
+class SimulationConfig(Section):
+    """What `dflash simulate`, `advise` and `compare-plans` take for granted; training reads none of it.
+
+    Costs are seconds one worker spends on one batch, summed over the terms. The defaults are the field record's machine in its first part
+    (each target 6.4 Ktok/s of padded tokens); `dflash calibrate` measures those of another.
+    """
+
+    lengths: str = Field("data", description="data: those of data.path; lognormal: drawn as below; else a file of lengths")
+    samples: Count = Field(902_000, description="samples (lognormal)")
+    median_length: float = Field(1617.0, ge=1, description="median, tokens (lognormal)")
+    sigma: float = Field(0.7, ge=0, description="standard deviation of the natural logarithm of the length (lognormal)")
+    shortest: Count = Field(64, description="shorter ones are lengthened to it, tokens (lognormal)")
+    longest: Count = Field(8192, description="longer ones are cut to it, tokens (lognormal)")
+    loss_share: float = Field(1.0, gt=0, le=1, description="share of a row's tokens that are supervised, where the data doesn't say")
+    feature_bytes_per_token: Count | None = Field(None, description="bytes; empty: from target and drafter; without these 51,200")
+    hours: float = Field(2.0, gt=0, description="simulated, at most; a run that ends sooner is simulated whole")
+    seed: NonNegative = Field(0, description="of the lengths drawn and of the noise")
+    noise: float = Field(0.1, ge=0, le=1, description="standard deviation of a job's seconds, relative to what the terms say")
+    cores: NonNegative = Field(0, description="CPU cores that all workers share, each using at most one; 0: a device each")
+    costs: str | None = Field(None, description="file written by `dflash calibrate`; it stands in for all terms below")
+    prefetch_fixed: Seconds = Field(0.05, description="s a batch read")
+    prefetch_per_token: Seconds = Field(0.0, description="s a real token read")
+    target_fixed: Seconds = Field(0.0, description="s a batch")
+    target_per_row: Seconds = Field(0.0, description="s a row")
+    target_per_padded_token: Seconds = Field(1.5625e-4, description="s a padded token")
+    target_per_length_squared: Seconds = Field(0.0, description="s a squared length, padding included: rows x longest^2")
+    drafter_fixed: Seconds = Field(0.0, description="s a batch")
+    drafter_per_row: Seconds = Field(0.0, description="s a row")
+    drafter_per_token: Seconds = Field(7.0e-5, description="s a real token")
+    drafter_per_anchor: Seconds = Field(0.0, description="s an anchor (a block drafted)")
+    drafter_per_anchor_token: Seconds = Field(0.0, description="s an anchor and token of its row: a block's attention to its context")
+    drafter_metrics: Seconds = Field(0.0, description="s more a batch with metrics")
+    step_fixed: Seconds = Field(0.5, description="s an optimiser step, every drafter busy with it")
+    step_per_drafter: Seconds = Field(0.0, description="s more for each drafter beyond the first: adding up gradients")
+    checkpoint_seconds: Seconds = Field(0.0, description="s drafter 0 spends on writing a checkpoint")
+    copy_bytes_per_second: Seconds = Field(0.0, description="bytes/s features are handed over at, both ways; 0: at no cost")
+
+    @model_validator(mode="after")
+    def _lengths_have_room(self) -> Self:
+        if self.shortest > self.longest:
+            raise ValueError(f"shortest={self.shortest} is above longest={self.longest}")
+        return self
+
+
 class RunConfig(Section):
     """One run."""
 
@@ -199,6 +246,7 @@ class RunConfig(Section):
     telemetry: TelemetryConfig = TelemetryConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    simulation: SimulationConfig = SimulationConfig()
 
     @property
     def window(self) -> int:
