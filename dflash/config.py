@@ -202,7 +202,9 @@ class SimulationConfig(Section):
     sigma: float = Field(0.7, ge=0, description="standard deviation of the natural logarithm of the length (lognormal)")
     shortest: Count = Field(64, description="shorter ones are lengthened to it, tokens (lognormal)")
     longest: Count = Field(8192, description="longer ones are cut to it, tokens (lognormal)")
-    loss_share: float = Field(1.0, gt=0, le=1, description="share of a row's tokens that are supervised, where the data doesn't say")
+    loss_share: float = Field(
+        1.0, gt=0, le=1, description="share of a row's tokens that are supervised, where the data doesn't say"
+    )
     feature_bytes_per_token: Count | None = Field(None, description="bytes; empty: from target and drafter; without these 51,200")
     hours: float = Field(2.0, gt=0, description="simulated, at most; a run that ends sooner is simulated whole")
     seed: NonNegative = Field(0, description="of the lengths drawn and of the noise")
@@ -219,7 +221,9 @@ class SimulationConfig(Section):
     drafter_per_row: Seconds = Field(0.0, description="s a row")
     drafter_per_token: Seconds = Field(7.0e-5, description="s a real token")
     drafter_per_anchor: Seconds = Field(0.0, description="s an anchor (a block drafted)")
-    drafter_per_anchor_token: Seconds = Field(0.0, description="s an anchor and token of its row: a block's attention to its context")
+    drafter_per_anchor_token: Seconds = Field(
+        0.0, description="s an anchor and token of its row: a block's attention to its context"
+    )
     drafter_metrics: Seconds = Field(0.0, description="s more a batch with metrics")
     step_fixed: Seconds = Field(0.5, description="s an optimiser step, every drafter busy with it")
     step_per_drafter: Seconds = Field(0.0, description="s more for each drafter beyond the first: adding up gradients")
