@@ -63,7 +63,7 @@ class Axis:
 def new_figure(x: Axis, y: Axis, *, title: str = "", height: int = 320) -> go.Figure:
     """An empty figure with titled axes in the light template. `height` in pixels; the width is what the page gives."""
     figure = go.Figure()
-    figure.update_layout(template=template("light"), height=height, title_text=title or None)
+    figure.update_layout(template=template("light"), height=height, title_text=title or None, margin_t=None if title else 36)
     figure.update_xaxes(title_text=x.title, type="log" if x.log else None)
     figure.update_yaxes(title_text=y.title, type="log" if y.log else None)
     return figure
@@ -114,12 +114,12 @@ def template(theme: Theme) -> go.layout.Template:
         layout={
             "colorway": list(SERIES),
             "font": {"family": FONT, "size": 13, "color": ink},
-            "title": {"x": 0, "xref": "paper", "font": {"size": 15}},
+            "title": {"x": 0, "xref": "paper", "y": 0.98, "yanchor": "top", "font": {"size": 15}},
             "paper_bgcolor": paper,
             "plot_bgcolor": paper,
             "xaxis": axis,
             "yaxis": axis,
-            "margin": {"l": 64, "r": 20, "t": 48, "b": 48},
+            "margin": {"l": 64, "r": 20, "t": 68, "b": 48},
             "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "xanchor": "left"},
             "hoverlabel": {"bgcolor": paper, "bordercolor": grid, "font": {"color": ink}, "align": "left"},
             "hovermode": "closest",
