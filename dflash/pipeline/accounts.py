@@ -120,7 +120,9 @@ class QueueAccount:
         }
 
     def _pass(self, now: float) -> None:
-        spent = max(now - self.since, 0.0)
+        spent = now - self.since
+        if spent <= 0.0:  # several moves at one moment
+            return
         for bucket, depth in enumerate(self.depths):
             self.depth_seconds[bucket] += depth * spent
             self.total_depth_seconds += depth * spent
@@ -128,4 +130,4 @@ class QueueAccount:
             self.empty_seconds += spent
         if self.full:
             self.full_seconds += spent
-        self.since = max(now, self.since)
+        self.since = now

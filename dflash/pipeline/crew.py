@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import bisect
+from collections.abc import Callable
 
 from dflash.pipeline.accounts import WorkerAccount
 from dflash.pipeline.jobs import Completion, Engine, Evaluate, Job, PlannedBatch, Prefetch, Produce, Save, Step, Train
@@ -21,20 +22,22 @@ class Crew:
             (kind, number): WorkerAccount(f"{kind}-{number}", now) for kind, count in self.counts.items() for number in range(count)
         }
         self.under_way: dict[tuple[str, int], Job] = {}
+        self._free = {kind: list(range(count)) for kind, count in self.counts.items()}
 
-    def idle(self, kind: str) -> Iterator[int]:
-        """Numbers of the free workers of a kind, ascending; one may be given a job while iterating."""
-        return (number for number in range(self.counts[kind]) if (kind, number) not in self.under_way)
+    def idle(self, kind: str) -> list[int]:
+        """Numbers of the workers of a kind that are free now, ascending."""
+        return self._free[kind].copy()
 
     def busy(self, kind: str) -> int:
         """How many workers of a kind have a job."""
-        return self.counts[kind] - sum(1 for _ in self.idle(kind))
+        return self.counts[kind] - len(self._free[kind])
 
     def start(self, job: Job) -> None:
         """Give a job to the worker (or, for a step, the workers) it names."""
         now = self.engine.now()
         for worker in self._doers(job):
             self.under_way[worker] = job
+            self._free[worker[0]].remove(worker[1])
             self.accounts[worker].enter("busy", now)
         self.engine.submit(job)
 
@@ -43,6 +46,7 @@ class Crew:
         now, job = self.engine.now(), completion.job
         for worker in self._doers(job):
             del self.under_way[worker]
+            bisect.insort(self._free[worker[0]], worker[1])
             account = self.accounts[worker]
             account.finish(now, completion.busy_seconds, _STATE_OF.get(type(job), "busy"), completion.extra_seconds)
             if isinstance(job, Prefetch | Produce | Train):
@@ -51,9 +55,10 @@ class Crew:
     def name_idle(self, reason: Callable[[str], str]) -> None:
         """Enter why each free worker is free; `reason` gives the state for a kind of worker."""
         now = self.engine.now()
-        for (kind, number), account in self.accounts.items():
-            if (kind, number) not in self.under_way:
-                state = reason(kind)
+        for kind, free in self._free.items():
+            state = reason(kind) if free else ""
+            for number in free:
+                account = self.accounts[kind, number]
                 if state != account.state:
                     account.enter(state, now)
 
