@@ -18,20 +18,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from dflash.errors import RefusedInput
 
 
-def bucket_of(lengths: NDArray[np.integer], boundaries: Sequence[int] | NDArray[np.integer]) -> NDArray[np.int16]:
-    """The bucket of each length, 0 to K - 1.
+def bucket_of(lengths: ArrayLike, boundaries: Sequence[int] | NDArray[np.integer]) -> NDArray[np.int16]:
+    """The bucket of each length (or of one), 0 to K - 1.
 
     Args:
         lengths: tokens, 1 to boundaries[-1]; a longer one is counted in the last bucket.
         boundaries: K + 1 ascending numbers, the first 0.
     """
     inner = np.asarray(boundaries)[1:-1]
-    return np.searchsorted(inner, lengths, side="left").astype(np.int16)
+    return np.asarray(np.searchsorted(inner, lengths, side="left"), dtype=np.int16)
 
 
 def quantile_boundaries(lengths: NDArray[np.integer], buckets: int) -> list[int]:

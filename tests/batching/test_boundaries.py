@@ -76,6 +76,7 @@ def test_a_boundary_belongs_to_the_bucket_below_it(lengths, buckets):
     for length, bucket in zip(lengths, bucket_of(lengths, boundaries), strict=True):
         assert boundaries[bucket] < length <= boundaries[bucket + 1]
     assert bucket_of(np.array([10, 11, 20, 99]), [0, 10, 20]).tolist() == [0, 1, 1, 1]
+    assert int(bucket_of(11, [0, 10, 20])) == 1
 
 
 def test_quantile_boundaries_share_out_samples_and_class_edges_share_out_tokens():

@@ -68,13 +68,14 @@ def test_no_two_packed_batches_could_have_been_one(request_):
     assert len(sizes) == 1 or sizes[0] + sizes[1] > settings.token_budget
 
 
-@given(requests())
-def test_each_whole_window_holds_one_batch_of_each_stratum_and_the_short_one_is_last(request_):
+@given(requests(), st.integers(0, 8))
+def test_each_whole_window_holds_one_batch_of_each_stratum_after_those_that_complete_a_begun_one(request_, lead):
     lengths, settings, epoch, window, ids = request_
     settings = settings.model_copy(update={"order": "stratified"})
-    plan = plan_epoch(lengths, settings, epoch=epoch, window=window, sample_ids=ids)
-    means = mean_log_lengths(lengths[plan.samples].astype(np.int32), plan.offsets)
-    whole = len(plan) // window
+    plan = plan_epoch(lengths, settings, epoch=epoch, window=window, lead=lead, sample_ids=ids)
+    assert sorted(plan.samples.tolist()) == sorted(range(lengths.size) if ids is None else ids.tolist())
+    means = mean_log_lengths(lengths[plan.samples].astype(np.int32), plan.offsets)[lead:]
+    whole = means.size // window
     per_window = np.sort(means[: whole * window].reshape(whole, window), axis=1)
     for stratum in range(window - 1):
         assert whole == 0 or per_window[:, stratum].max() <= per_window[:, stratum + 1].min()

@@ -1,0 +1,55 @@
+"""`dflash plan` and `dflash boundaries` as functions: their keys, their values, the file."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import polars as pl
+import pytest
+
+from dflash.batching.command import boundaries_command, plan_command
+from dflash.batching.figures import plan_figures
+from dflash.batching.plan import plan_epoch
+from dflash.config import BatchingConfig
+from dflash.errors import RefusedInput
+
+KEYS = {"batches", "padding_efficiency", "fill", "max_padded_tokens", "vr", "chi", "membership_reuse", "plan_seconds"}
+
+
+@pytest.fixture
+def lengths_file(tmp_path):
+    lengths = np.random.default_rng(0).lognormal(5, 0.7, 4000).clip(2, 1000).astype(np.uint16)
+    pl.DataFrame({"length": lengths}).write_parquet(tmp_path / "lengths.parquet")
+    return tmp_path / "lengths.parquet", lengths
+
+
+@pytest.mark.parametrize(("epoch", "neighbour"), [(0, 1), (1, 0), (4, 3)])
+def test_the_command_returns_the_contract_and_writes_the_plan(lengths_file, tmp_path, epoch, neighbour):
+    path, lengths = lengths_file
+    settings = BatchingConfig(token_budget=4096)
+    found = plan_command(path, settings, window=8, epoch=epoch, out=tmp_path / "plan.parquet")
+    plan, other = (plan_epoch(lengths, settings, epoch=which, window=8) for which in (epoch, neighbour))
+    assert found.keys() == KEYS
+    assert json.loads(json.dumps(found)) == found
+    assert found.pop("plan_seconds") > 0
+    assert found == plan_figures(plan, lengths, settings, other).as_dict()
+    assert pl.read_parquet(tmp_path / "plan.parquet")["sample"].to_list() == plan.samples.tolist()
+
+
+def test_a_row_over_the_budget_is_refused(lengths_file):
+    with pytest.raises(RefusedInput, match=r"batching\.token_budget=64"):
+        plan_command(lengths_file[0], BatchingConfig(token_budget=64), window=8)
+
+
+def test_the_boundaries_found_pad_less_than_equal_shares(lengths_file):
+    path, _ = lengths_file
+    settings = BatchingConfig(token_budget=4096)
+    found = boundaries_command(path, settings, buckets=6, limit=1024)
+    assert found.keys() == {"boundaries", "padding_efficiency"}
+    assert len(found["boundaries"]) == 7
+    assert (found["boundaries"][0], found["boundaries"][-1]) == (0, 1024)
+    equal_shares = plan_command(path, BatchingConfig(strategy="bucketed", token_budget=4096), window=1)
+    assert found["padding_efficiency"] > equal_shares["padding_efficiency"]
+    with pytest.raises(RefusedInput, match="limit=500"):
+        boundaries_command(path, settings, buckets=6, limit=500)
