@@ -291,7 +291,8 @@ class Coordinator:
                 self._seconds[batch.id] = {"prefetch": completion.busy_seconds}
                 self.ready.append((batch, now))
                 self.queues["prefetch"].put(0, now)
-            case Produce(batch=batch):
+            case Produce():
+                batch = self._batches[job.batch.id]  # its bucket may have changed since the job was given out
                 self._seconds[batch.id]["target"] = completion.busy_seconds
                 self.ledger.advance(batch.id, BatchState.POOLED)
                 self.pool.put(PoolItem(batch.id, batch.bucket, batch.tokens, self._feature_bytes(batch), now))

@@ -16,6 +16,7 @@ from dflash.batching.plan import EpochPlan
 from dflash.config import RunConfig
 from dflash.model.results import BatchResult, merged
 from dflash.pipeline.coordinator import Coordinator
+from dflash.pipeline.live import LiveControl
 from dflash.pipeline.reports import StepReport, Trained
 from dflash.telemetry.console import ConsoleLine, format_line
 from dflash.telemetry.recorder import Recorder
@@ -37,7 +38,9 @@ class RunReporter:
         *,
         run_tokens: int,
         trained_tokens: int = 0,
+        live: LiveControl | None = None,
     ) -> None:
+        self.live = live
         self.config, self.recorder, self.show = config, recorder, show
         self.run_tokens, self.trained_tokens = run_tokens, trained_tokens
         self.last_step: StepReport | None = None
@@ -150,7 +153,10 @@ class RunReporter:
         self.show(f"warning: {message}")
 
     def turned(self, coordinator: Coordinator) -> None:
-        """Sample counters and print a line when they are due."""
+        """Obey commands; sample counters and print a line when they are due."""
+        if self.live is not None:
+            self.live.obey(coordinator)
+            self.config = coordinator.config
         now = coordinator.engine.now()
         if self._started is None:
             self._started = now

@@ -25,6 +25,7 @@ from dflash.pipeline.coordinator import Coordinator
 from dflash.pipeline.engines import make_engine
 from dflash.pipeline.jobs import Engine, PlannedBatch
 from dflash.pipeline.ledger import BatchId, Ledger
+from dflash.pipeline.live import LiveControl
 from dflash.pipeline.plans import PlanStream, split_holdout
 from dflash.pipeline.reporting import RunReporter
 from dflash.pipeline.reports import Progress
@@ -84,7 +85,7 @@ def _drive(run: RunFolder, recorder: Recorder, show: Callable[[str], None]) -> O
     checkpoint = store.newest()
     _write_manifest(run, dataset)
     with make_engine(config, RealStages(config, checkpoint.folder if checkpoint else None), run.path) as engine:
-        coordinator, reporter = _assemble(config, dataset, shape, checkpoint, store, engine, recorder, show)
+        coordinator, reporter = _assemble(run, config, dataset, shape, checkpoint, store, engine, recorder, show)
         first = coordinator.progress.step
         recorder.record(
             "run_started", schema=SCHEMA_VERSION, run=run.name, step=first, total_steps=coordinator.total_steps,
@@ -107,6 +108,7 @@ def _drive(run: RunFolder, recorder: Recorder, show: Callable[[str], None]) -> O
 
 
 def _assemble(
+    run: RunFolder,
     config: RunConfig,
     dataset: TokenDataset,
     shape: DrafterShape,
@@ -127,6 +129,7 @@ def _assemble(
         show,
         run_tokens=int(dataset.lengths[kept].sum(dtype=np.int64)) * config.optim.epochs,
         trained_tokens=progress.committed_tokens,
+        live=LiveControl(run, recorder, show),
     )
     stream = PlanStream(dataset.lengths, kept, config, ledger, reporter.planned)
     store.on_saved = reporter.saved
@@ -163,7 +166,6 @@ def belongs_to(config: RunConfig, dataset: TokenDataset, shape: DrafterShape) ->
         "data": dataset.manifest.fingerprint,
         "data.holdout": config.data.holdout,
         "optim.seed": config.optim.seed,
-        "optim.accumulate": config.optim.accumulate,
         "drafter": shape.to_config(),
     }
 

@@ -150,15 +150,17 @@ def _read_safely(path: Path) -> tuple[str | None, dict[str, Any]]:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         return f"it can't be opened ({error.strerror})", {}
-    with os.fdopen(handle, "rb") as file:
-        found = os.fstat(file.fileno())
+    try:
+        found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):
             return "it is no regular file", {}
         if found.st_uid not in (os.getuid(), 0):
             return f"it belongs to user {found.st_uid}", {}
         if found.st_size > LARGEST_COMMAND_BYTES:
             return f"it has {found.st_size} bytes, {LARGEST_COMMAND_BYTES} at most are read", {}
-        text = file.read(LARGEST_COMMAND_BYTES)
+        text = os.read(handle, LARGEST_COMMAND_BYTES)
+    finally:
+        os.close(handle)
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError):
