@@ -18,6 +18,7 @@ import argparse
 import hashlib
 import json
 import math
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,8 +30,6 @@ import numpy as np
 import orjson
 import torch
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
@@ -70,8 +69,8 @@ TEMPLATES = {"qwen3-tiny": PLAIN_TEMPLATE, "qwen3_5-tiny": MARKED_TEMPLATE}
 class Corpus:
     """Tokenised chats, whole: those trained on and those of held-out source files."""
 
-    train: list[NDArray[np.int64]]
-    held_out: list[NDArray[np.int64]]
+    train: list[NDArray[np.int32]]
+    held_out: list[NDArray[np.int32]]
 
 
 def build_model(name: str) -> PreTrainedModel:
@@ -160,21 +159,22 @@ def read_rows(limit: int) -> list[dict[str, Any]]:
 def tokenise(rows: list[dict[str, Any]], bpe: Tokenizer) -> Corpus:
     """Render every chat with the template and split them by source file: one file in fifty is held out."""
     tokenizer = wrap_tokenizer(bpe, PLAIN_TEMPLATE)
-    texts = tokenizer.apply_chat_template([row["messages"] for row in rows], tokenize=False)
-    encoded = bpe.encode_batch_fast(texts, add_special_tokens=False)
     corpus = Corpus([], [])
-    for row, encoding in zip(rows, encoded, strict=True):
-        side = corpus.held_out if hashlib.blake2b(row["file"].encode()).digest()[0] % 50 == 0 else corpus.train
-        side.append(np.asarray(encoding.ids))
+    for start in range(0, len(rows), 1000):  # all encodings at once would take gigabytes
+        part = rows[start : start + 1000]
+        texts = tokenizer.apply_chat_template([row["messages"] for row in part], tokenize=False)
+        for row, encoding in zip(part, bpe.encode_batch_fast(texts, add_special_tokens=False), strict=True):
+            side = corpus.held_out if hashlib.blake2b(row["file"].encode()).digest()[0] % 50 == 0 else corpus.train
+            side.append(np.asarray(encoding.ids, dtype=np.int32))
     return corpus
 
 
-def chunks_of(chats: list[NDArray[np.int64]], length: int) -> list[NDArray[np.int64]]:
+def chunks_of(chats: list[NDArray[np.int32]], length: int) -> list[NDArray[np.int32]]:
     """Cut each chat every `length` tokens, four times at most: one generated table may not fill the corpus."""
     return [chat[i : i + length] for chat in chats for i in range(0, min(len(chat), 4 * length), length) if len(chat) - i > 16]
 
 
-def batches_of(chunks: list[NDArray[np.int64]], budget: int, rng: np.random.Generator) -> Iterator[torch.Tensor]:
+def batches_of(chunks: list[NDArray[np.int32]], budget: int, rng: np.random.Generator) -> Iterator[torch.Tensor]:
     """Endless batches [rows, longest] of at most `budget` tokens, -1 where padded; lengths differ little within one."""
     while True:
         pools = np.array_split(rng.permutation(len(chunks)), max(1, len(chunks) // 2048))
@@ -189,7 +189,7 @@ def batches_of(chunks: list[NDArray[np.int64]], budget: int, rng: np.random.Gene
                 yield pad([chunks[i] for i in groups[g]])
 
 
-def pad(rows: list[NDArray[np.int64]]) -> torch.Tensor:
+def pad(rows: list[NDArray[np.int32]]) -> torch.Tensor:
     """Rows on top of each other, -1 after their end."""
     batch = torch.full((len(rows), max(map(len, rows))), -1)
     for i, row in enumerate(rows):
@@ -209,7 +209,7 @@ def loss_sum(model: PreTrainedModel, batch: torch.Tensor) -> tuple[torch.Tensor,
 
 
 @torch.no_grad()
-def held_out_loss(model: PreTrainedModel, chats: list[NDArray[np.int64]], length: int) -> float:
+def held_out_loss(model: PreTrainedModel, chats: list[NDArray[np.int32]], length: int) -> float:
     """Mean loss in nats a token over the first chunk of a fixed choice of held-out chats."""
     model.eval()
     chosen = chats[:: max(1, len(chats) // HELD_OUT_CHATS)]
@@ -254,28 +254,47 @@ def train(model: PreTrainedModel, corpus: Corpus, minutes: float, seed: int, lab
     groups = [(group, group["lr"]) for stepper in steppers for group in stepper.param_groups]
     streams = [batches_of(chunks_of(corpus.train, length), budget, rng) for _, length, budget in PHASES]
     steps = tokens = 0
-    started = time.monotonic()
-    columns = (TextColumn(label), BarColumn(), TextColumn("{task.fields[note]}"), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=60 * minutes, note="")
-        try:
-            while (seconds := time.monotonic() - started) < 60 * minutes:
-                done = seconds / (60 * minutes)
-                for group, peak in groups:
-                    group["lr"] = peak * lr_scale(done)
-                with torch.autocast("cpu", torch.bfloat16):
-                    loss, count = loss_sum(model, next(streams[phase_of(done)]))
-                (loss / count).backward()
-                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-                for stepper in steppers:
-                    stepper.step()
-                    stepper.zero_grad()
-                steps, tokens = steps + 1, tokens + count
-                rate = tokens / (time.monotonic() - started)
-                bar.update(task, completed=seconds, note=f"step {steps} loss {float(loss.detach()) / count:.3f} {rate:,.0f} tok/s")
-        except KeyboardInterrupt:
-            bar.console.print(f"{label}: stopped at step {steps}; saving what is there")
-    return {"steps": steps, "tokens": tokens, "seconds": time.monotonic() - started}
+    line = ProgressLine(label, 60 * minutes)
+    try:
+        while (seconds := line.seconds()) < 60 * minutes:
+            done = seconds / (60 * minutes)
+            for group, peak in groups:
+                group["lr"] = peak * lr_scale(done)
+            with torch.autocast("cpu", torch.bfloat16):
+                loss, count = loss_sum(model, next(streams[phase_of(done)]))
+            (loss / count).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            for stepper in steppers:
+                stepper.step()
+                stepper.zero_grad()
+            steps, tokens = steps + 1, tokens + count
+            line.show(steps, tokens, float(loss.detach()) / count)
+    except KeyboardInterrupt:
+        print(f"\n{label}: stopped at step {steps}; saving what is there", file=sys.stderr)
+    return {"steps": steps, "tokens": tokens, "seconds": line.seconds()}
+
+
+class ProgressLine:
+    """Loss, rate and time left on standard error: one line redrawn on a terminal, a line a minute elsewhere."""
+
+    def __init__(self, label: str, budget: float) -> None:
+        self._label, self._budget, self._started = label, budget, time.monotonic()
+        self._drawn, self._smooth = -math.inf, math.nan
+        self._terminal = sys.stderr.isatty()
+
+    def seconds(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self._started
+
+    def show(self, steps: int, tokens: int, loss: float) -> None:
+        """Take in the loss of one step, and draw when it is time."""
+        self._smooth = loss if math.isnan(self._smooth) else 0.98 * self._smooth + 0.02 * loss
+        now = self.seconds()
+        if now - self._drawn >= (1 if self._terminal else 60):
+            self._drawn = now
+            left = max(0, self._budget - now)
+            text = f"{self._label} step {steps} loss {self._smooth:.3f} {tokens / now:,.0f} tok/s {left / 60:.1f} minutes left"
+            print(f"\r{text}  " if self._terminal else text, end="" if self._terminal else "\n", file=sys.stderr, flush=True)
 
 
 def save(name: str, model: PreTrainedModel, bpe: Tokenizer, folder: Path, note: str) -> None:
