@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -214,9 +215,9 @@ def spread_layer_ids(target_layers: int, count: int) -> list[int]:
     if count == 1:
         return [target_layers // 2]
     layer_ids = [round(1 + index * (target_layers - 4) / (count - 1)) for index in range(count)]
-    if len(set(layer_ids)) < count and count < target_layers:
+    if any(right <= left for left, right in pairwise(layer_ids)):
         layer_ids = [round(index * (target_layers - 2) / (count - 1)) for index in range(count)]
-    if len(set(layer_ids)) < count:
+    if count >= target_layers:
         raise RefusedInput(
             f"{count} layers can't be captured from a target of {target_layers}: set drafter.feature_layers to "
             f"{max(1, target_layers - 1)} or less, or give drafter.target_layer_ids"

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from dflash.errors import RefusedInput
@@ -126,7 +127,7 @@ class FrozenTarget:
                     use_safetensors=True,
                     output_loading_info=True,
                 )
-        except (OSError, ValueError, ImportError) as error:
+        except (OSError, ValueError, ImportError, SafetensorError) as error:
             raise RefusedInput(f"{folder}: can't be loaded as a causal language model: {error}") from error
         missing = sorted(name for name in loading["missing_keys"] if "lm_head" not in name)
         if missing or loading["mismatched_keys"]:
@@ -277,10 +278,15 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
 @contextmanager
 def _quiet_about_the_layers_left_out() -> Iterator[None]:
     """Transformers warns of every stored tensor that the cut model has no place for; here that is the purpose."""
+    from transformers.utils import logging as transformers_logging
+
     logger = logging.getLogger("transformers")
-    level = logger.level
+    level, had_bar = logger.level, transformers_logging.is_progress_bar_enabled()
     logger.setLevel(logging.ERROR)
+    transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
         logger.setLevel(level)
+        if had_bar:
+            transformers_logging.enable_progress_bar()
