@@ -23,7 +23,7 @@ from dflash.data.conversation import RowRejected, parse_row
 from dflash.data.decode import rows_of
 from dflash.data.encode import EncodedRow, RowEncoder
 from dflash.data.files import write_whole
-from dflash.data.manifest import SHARDS_NAME, Counts, ShardFacts
+from dflash.data.manifest import SHARDS_NAME, Counts, ShardFacts, content_digest
 from dflash.data.readers import Segment
 
 SHARD_SCHEMA = pa.schema(
@@ -126,12 +126,12 @@ def finished(chunk: Chunk, place: Workplace) -> ChunkResult | None:
 
 
 def _write_shard(number: int, kept: Sequence[_Kept], place: Workplace) -> ShardFacts:
-    offsets = np.cumsum([0, *(len(item.row.tokens) for item in kept)], dtype=np.int32)
+    offsets = np.cumsum([0, *(len(item.row.tokens) for item in kept)], dtype=np.int64)
     tokens = np.concatenate([item.row.tokens for item in kept])
     masks = np.concatenate([item.row.loss_mask for item in kept])
     columns = [
-        pa.ListArray.from_arrays(pa.array(offsets), pa.array(tokens)),
-        pa.ListArray.from_arrays(pa.array(offsets), pa.array(masks)),
+        pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(tokens)),
+        pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(masks)),
         pa.array([item.file for item in kept]).dictionary_encode(),
         pa.array([item.line for item in kept], pa.int64()),
     ]
@@ -140,7 +140,9 @@ def _write_shard(number: int, kept: Sequence[_Kept], place: Workplace) -> ShardF
     data = sink.getvalue()
     path = place.shard(number)
     write_whole(path, memoryview(data), scratch=place.scratch)
-    return ShardFacts(name=path.name, rows=len(kept), tokens=len(tokens), size_bytes=data.size)
+    return ShardFacts(
+        name=path.name, rows=len(kept), tokens=len(tokens), size_bytes=data.size, digest=content_digest(tokens, masks, offsets)
+    )
 
 
 def _counts(kept: Sequence[EncodedRow], reasons: Counter[str]) -> Counts:

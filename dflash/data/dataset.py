@@ -51,8 +51,8 @@ class TokenDataset:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the manifest: equal for equal data."""
-        return self.manifest.digest
+        """See `Manifest.fingerprint`."""
+        return self.manifest.fingerprint
 
     def rows(self, sample_ids: ArrayLike) -> TokenRows:
         """The rows with these ids, in this order (int [rows]).

@@ -1,7 +1,7 @@
 """The shards once more, flat: a handful of arrays that every process maps into memory and shares through the page cache.
 
 Parquet is the form to keep and to exchange; but a random row of it costs a whole row group. The flat form is derived from it,
-lies beside it in a folder named after the manifest's digest (so it can't be stale, only missing), and can be deleted at any time:
+lies beside it in a folder named after the data's fingerprint (so it can't be stale, only missing), and can be deleted at any time:
 opening the dataset makes it again. It is built one shard at a time by plain writes, never through a memory map, because a full
 disk under a map kills the process.
 
@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from dflash.data.files import locked, writing
-from dflash.data.manifest import SHARDS_NAME, Manifest, ShardFacts
+from dflash.data.manifest import SHARDS_NAME, Manifest, ShardFacts, content_digest
 from dflash.errors import RefusedInput
 
 _NAMES = ("tokens", "loss_mask", "offsets", "loss_tokens")
@@ -56,7 +56,7 @@ def open_flat(folder: Path, manifest: Manifest) -> FlatArrays:
 
 def flat_folder(folder: Path, manifest: Manifest) -> Path:
     """Where the flat form of this very manifest lies."""
-    return folder / f"flat-{manifest.digest[:16]}"
+    return folder / f"flat-{manifest.fingerprint[:16]}"
 
 
 def check_shards(folder: Path, manifest: Manifest) -> None:
@@ -79,7 +79,7 @@ def build_flat(folder: Path, manifest: Manifest, *, advance: Callable[[int], Non
     for old in folder.glob("flat-*"):
         if old != place:
             shutil.rmtree(old, ignore_errors=True)
-    scrap = folder / f"flat-{manifest.digest[:16]}.{os.getpid()}.scrap"
+    scrap = folder / f"flat-{manifest.fingerprint[:16]}.{os.getpid()}.scrap"
     try:
         with writing(place):
             scrap.mkdir()
@@ -126,6 +126,7 @@ def _read_shard(path: Path, facts: ShardFacts) -> tuple[NDArray[np.int32], NDArr
     offsets = ids.offsets.to_numpy().astype(np.int64)
     tokens = ids.flatten().to_numpy().astype(np.int32, copy=False)
     flags = mask.flatten().to_numpy(zero_copy_only=False).astype(np.bool_, copy=False)
-    if (len(ids), len(tokens), len(flags)) != (facts.rows, facts.tokens, facts.tokens):
-        raise RefusedInput(f"{path}: holds {len(ids)} rows, {len(tokens)} tokens; the manifest says {facts.rows}, {facts.tokens}")
-    return tokens, flags, offsets - offsets[0]
+    offsets -= offsets[0]
+    if content_digest(tokens, flags, offsets) != facts.digest:
+        raise RefusedInput(f"{path}: damaged (its rows are not those that were written); prepare the data again")
+    return tokens, flags, offsets

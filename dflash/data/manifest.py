@@ -6,6 +6,8 @@ import hashlib
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dflash.errors import RefusedInput
@@ -53,12 +55,13 @@ class TemplateFacts(_Part):
 
 
 class ShardFacts(_Part):
-    """One Parquet file: its name in shards/, rows, tokens and size in bytes."""
+    """One Parquet file: its name in shards/, rows, tokens, size in bytes, and `content_digest` of what it holds."""
 
     name: str
     rows: int
     tokens: int
     size_bytes: int
+    digest: str
 
 
 class Counts(_Part):
@@ -102,9 +105,18 @@ class Manifest(_Part):
         return self.model_dump_json(indent=2).encode() + b"\n"
 
     @property
-    def digest(self) -> str:
-        """SHA-256 of the file: the dataset's fingerprint."""
-        return hashlib.sha256(self.to_bytes()).hexdigest()
+    def fingerprint(self) -> str:
+        """SHA-256 over the tokenizer's fingerprint and the shards' digests: equal for equal rows in equal order and shards."""
+        parts = [self.tokenizer.fingerprint, *(shard.digest for shard in self.shards)]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def content_digest(tokens: NDArray[np.int32], loss_mask: NDArray[np.bool_], offsets: NDArray[np.int64]) -> str:
+    """BLAKE2b (128 bits) over the rows of a shard: token ids, loss mask and offsets from 0, as `TokenRows` has them."""
+    digest = hashlib.blake2b(digest_size=16)
+    for array, dtype in ((offsets, "<i8"), (tokens, "<i4"), (loss_mask, "?")):
+        digest.update(np.ascontiguousarray(array, dtype=dtype).data)
+    return digest.hexdigest()
 
 
 def read_manifest(folder: Path) -> Manifest:
