@@ -228,6 +228,7 @@ class SimulationConfig(Section):
     step_fixed: Seconds = Field(0.5, description="s an optimiser step, every drafter busy with it")
     step_per_drafter: Seconds = Field(0.0, description="s more for each drafter beyond the first: adding up gradients")
     checkpoint_seconds: Seconds = Field(0.0, description="s drafter 0 spends on writing a checkpoint")
+    copy_fixed: Seconds = Field(0.0, description="s a job for messages between coordinator and worker; takes no core")
     copy_bytes_per_second: Seconds = Field(0.0, description="bytes/s features are handed over at, both ways; 0: at no cost")
 
     @model_validator(mode="after")
