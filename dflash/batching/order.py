@@ -6,7 +6,10 @@ order a window of 32 homogeneous batches is as diverse as two independent batche
 independent sampling, at no cost in padding.
 
 Inside a window the strata alternate too: its halves each take one of every two neighbouring strata, and so on down, so a half, a
-quarter or an eighth of a window is nearly as even as its size allows. Which of two neighbours comes first is drawn at random.
+quarter or an eighth of a window is nearly as even as its size allows. Which of two neighbours comes first is drawn once an epoch, and
+every other window runs its strata backwards: the batches on both sides of a window's edge are then of the same lengths, so that one
+that finishes late, and strays into the next window, changes places with its like (targets of uneven speed cost most of the evenness
+otherwise).
 
 A number of batches that isn't a multiple of the window leaves a remainder. It is a systematic sample over the lengths and runs
 LAST, so that all other windows stay aligned with the optimiser's steps (shifted windows lose most of the evenness). When the rest of
@@ -46,8 +49,9 @@ def stratified_order(
     last, by_length = _spread(by_length, by_length.size % window, draws)
     strata = by_length.reshape(window, -1)
     chosen = np.take_along_axis(strata, np.argsort(draws.random(strata.shape), axis=1, kind="stable"), axis=1).T
-    parts = [first[None, :], chosen, last[None, :]]
-    return np.concatenate([_alternate(part, draws).ravel() for part in parts])
+    first, chosen, last = (_alternate(part, draws) for part in (first[None, :], chosen, last[None, :]))
+    chosen[1::2] = chosen[1::2, ::-1].copy()
+    return np.concatenate([first.ravel(), chosen.ravel(), last.ravel()])
 
 
 def mean_log_lengths(lengths: NDArray[np.int32], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -78,11 +82,10 @@ def _alternate(strata: NDArray[np.int64], draws: np.random.Generator) -> NDArray
     if size < 2 or not windows:
         return strata
     pairs = size // 2
-    coin = draws.random((windows, pairs)) < 0.5
+    coin = draws.random((1, pairs)) < 0.5
     left, right = strata[:, 0 : 2 * pairs : 2], strata[:, 1 : 2 * pairs : 2]
     first, second = np.where(coin, left, right), np.where(coin, right, left)
     if size % 2:
         first = np.concatenate([first, strata[:, -1:]], axis=1)
     first, second = _alternate(first, draws), _alternate(second, draws)
-    swap = draws.random((windows, 1)) < 0.5
-    return np.where(swap, np.concatenate([second, first], axis=1), np.concatenate([first, second], axis=1))
+    return np.concatenate([second, first] if draws.random() < 0.5 else [first, second], axis=1)
