@@ -108,9 +108,9 @@ def do_chunk(chunk: Chunk, encoder: RowEncoder, place: Workplace) -> ChunkResult
                 reasons[reason.kind] += 1
                 rejected.append(orjson.dumps({"file": segment.file, "line": line, "reason": _printable(str(reason))}))
     shard = _write_shard(chunk.number, kept, place) if kept else None
-    write_whole(place.rejected(chunk.number), b"".join(line + b"\n" for line in rejected), scratch=place.scratch)
+    write_whole(place.rejected(chunk.number), b"".join(line + b"\n" for line in rejected), scratch=place.scratch, synced=False)
     result = ChunkResult(checksum=chunk.checksum, counts=_counts([item.row for item in kept], reasons), shard=shard)
-    write_whole(place.result(chunk.number), result.model_dump_json().encode(), scratch=place.scratch)
+    write_whole(place.result(chunk.number), result.model_dump_json().encode(), scratch=place.scratch, synced=False)
     return result
 
 

@@ -17,8 +17,10 @@ from dflash.errors import RefusedInput, RunFailed
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
-def write_whole(path: Path, data: bytes | memoryview, *, scratch: Path) -> None:
+def write_whole(path: Path, data: bytes | memoryview, *, scratch: Path, synced: bool = True) -> None:
     """Write `data` to `path` atomically, by way of a scrap in `scratch` (same file system).
+
+    `synced=False` leaves it to the system when the bytes reach the disk: whole after a kill, perhaps lost after a power cut.
 
     Raises:
         RunFailed: the disk is full, or the place can't be written.
@@ -27,8 +29,9 @@ def write_whole(path: Path, data: bytes | memoryview, *, scratch: Path) -> None:
     try:
         with writing(path), scrap.open("wb") as file:
             file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+            if synced:
+                file.flush()
+                os.fsync(file.fileno())
         with writing(path):
             scrap.replace(path)
     except BaseException:

@@ -67,11 +67,18 @@ def _spread(chunks: Iterable[Chunk], pool: ProcessPoolExecutor, place: Workplace
         if done is not None:
             yield chunk.number, done
             continue
-        flying[pool.submit(_work, chunk)] = chunk.number
+        flying[_submitted(pool, chunk)] = chunk.number
         while len(flying) >= limit:
             yield from landed()
     while flying:
         yield from landed()
+
+
+def _submitted(pool: ProcessPoolExecutor, chunk: Chunk) -> Future[ChunkResult]:
+    try:
+        return pool.submit(_work, chunk)
+    except OSError as error:  # the pool was closing its pipes, because a worker had died, while this call started another
+        raise BrokenProcessPool(str(error)) from error
 
 
 _encoder: RowEncoder

@@ -62,7 +62,7 @@ def conversations(draw: st.DrawFn) -> list[Message]:
 
 
 @pytest.mark.parametrize("name", templates.ALL)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(messages=conversations())
 def test_mask_without_markers_is_transformers_mask_with_markers(
     name: str, whole: Any, tokenizer: TextTokenizer, messages: list[Message]
