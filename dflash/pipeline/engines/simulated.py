@@ -36,7 +36,9 @@ _SHORTEST_SHARE = 0.05
 class Costs(Protocol):
     """Where the seconds of a job come from."""
 
-    noise: float
+    @property
+    def noise(self) -> float:
+        """Standard deviation of the factor that a job's seconds are multiplied by."""
 
     def seconds(self, job: Job, anchors: int) -> float:
         """Seconds a worker is busy with a job, without noise; `anchors` are the batch's."""

@@ -1,0 +1,1 @@
+"""What a change costs before it is made: simulation, calibration, comparison of plans, advice. No torch."""
