@@ -7,6 +7,7 @@ With `--json` the last line on standard output is one JSON object; progress and 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -154,6 +155,8 @@ def runs_command(runs: Runs = Path("runs"), as_json: AsJson = False) -> None:
 
 def main() -> None:
     """Run the command line; errors the package raises on purpose are printed without a traceback."""
+    # Threads of a parallel section that spin while they wait take the core from those they wait for, as soon as anything else runs.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app()
     except DFlashError as error:

@@ -107,6 +107,14 @@ class CheckpointStore:
         return sorted(path for path in self.folder.glob(f"{_PREFIX}*") if path.is_dir())
 
 
+def newest_step(folder: Path) -> int:
+    """The step of the newest whole checkpoint of a run, 0 without any."""
+    for path in sorted(folder.glob(f"{_PREFIX}*"), reverse=True):
+        if find_fault(path) is None:
+            return int(path.name.removeprefix(_PREFIX))
+    return 0
+
+
 def find_fault(folder: Path) -> str | None:
     """What is wrong with a checkpoint, or None."""
     state = read_json(folder / "state.json")

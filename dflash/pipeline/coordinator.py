@@ -32,10 +32,15 @@ from dflash.pool.policies import POLICIES, PolicyState
 from dflash.pool.pool import FeaturePool, PoolItem
 
 SKIPS_THAT_STOP = 3
+LOSSES_THAT_STOP = 10
 
 
 class Deadlock(RunFailed):
     """Nothing is under way and nothing can start. The message says which worker waits for what."""
+
+
+class DrafterLost(RunFailed):
+    """A drafter died or hung: its replicas' gradients are lost with it, and all go back to the last checkpoint."""
 
 
 class Coordinator:
@@ -72,6 +77,7 @@ class Coordinator:
         self._batches: dict[BatchId, PlannedBatch] = {}
         self._seconds: dict[BatchId, dict[str, float]] = {}
         self._ended: dict[type[Job], Completion] = {}
+        self._losses = 0
         self.crew = Crew(engine)
         now = engine.now()
         self.queues = {"prefetch": QueueAccount("prefetch", 1, now), "pool": QueueAccount("pool", buckets, now)}
@@ -86,6 +92,8 @@ class Coordinator:
             Deadlock: no worker can go on.
             RunFailed: three steps in a row were not finite; a checkpoint of the weights before them is kept.
         """
+        if self.holdout and self.config.evaluation.every and self.progress.step == 0:
+            self._evaluate()
         while self.progress.step < self.total_steps and not self.stop_requested:
             self._train_window()
             self._at_safe_point()
@@ -127,6 +135,7 @@ class Coordinator:
         result: StepResult = ended.result
         for trained in window.done:
             self.ledger.advance(trained.batch.id, BatchState.COMMITTED)
+        self._losses = 0
         self.progress.step += 1
         self.progress.committed_tokens += sum(trained.batch.tokens for trained in window.done)
         self.progress.committed_batches += len(window.done)
@@ -278,6 +287,8 @@ class Coordinator:
     def _handle(self, completion: Completion) -> None:
         now, job = self.engine.now(), completion.job
         self.crew.end(completion)
+        if completion.fault is not None:
+            return self._lost(job, completion.fault)
         match job:
             case Step() | Save():
                 self._ended[type(job)] = completion
@@ -307,6 +318,26 @@ class Coordinator:
         self.window.done.append(trained)
         self.engine.forget(batch.id)
         self.listener.trained(trained)
+
+    def _lost(self, job: Job, fault: str) -> None:
+        """A worker is gone: a reader's or a target's batch is done again from the start."""
+        who = self.crew.names(job)
+        self.listener.lost(who, fault, self.progress.step)
+        self._losses += 1
+        if not isinstance(job, Prefetch | Produce):
+            raise DrafterLost(f"{who} was lost at step {self.progress.step}: {fault}")
+        if self._losses > LOSSES_THAT_STOP:
+            raise RunFailed(f"{self._losses} workers lost since the last step, now {who}: {fault}; mend that, then `dflash resume`")
+        batch = job.batch
+        self.engine.forget(batch.id)
+        if batch.id.epoch < 0:
+            assert self.evaluation is not None
+            return self.evaluation.read_again(batch)
+        if isinstance(job, Produce):
+            self.pool.cancel(batch.id)
+        self._seconds.pop(batch.id, None)
+        del self._batches[batch.id]
+        self.stream.give_back(batch.id)
 
     # ---- who is free, and why
 

@@ -49,7 +49,7 @@ class Crew:
             bisect.insort(self._free[worker[0]], worker[1])
             account = self.accounts[worker]
             account.finish(now, completion.busy_seconds, _STATE_OF.get(type(job), "busy"), completion.extra_seconds)
-            if isinstance(job, Prefetch | Produce | Train):
+            if completion.fault is None and isinstance(job, Prefetch | Produce | Train):
                 _count(account, job.batch)
 
     def name_idle(self, reason: Callable[[str], str]) -> None:
@@ -61,6 +61,10 @@ class Crew:
                 account = self.accounts[kind, number]
                 if state != account.state:
                     account.enter(state, now)
+
+    def names(self, job: Job) -> str:
+        """Who has a job, as people read it."""
+        return ", ".join(f"{kind}-{number}" for kind, number in self._doers(job))
 
     def _doers(self, job: Job) -> list[tuple[str, int]]:
         match job:

@@ -47,6 +47,11 @@ class EvaluationPass:
         """A batch for a free drafter."""
         return self._featured.popleft() if self._featured else None
 
+    def read_again(self, batch: PlannedBatch) -> None:
+        """A worker was lost with the batch: it starts anew."""
+        self._unread.appendleft(batch)
+        self._held -= 1
+
     def advance(self, ended: Prefetch | Produce | Evaluate) -> None:
         """A stage is done with a batch."""
         (self._read if isinstance(ended, Prefetch) else self._featured).append(ended.batch)

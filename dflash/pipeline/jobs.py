@@ -97,6 +97,8 @@ class Completion:
     result: Any = None
     extra_seconds: dict[str, float] = field(default_factory=dict)
     """Seconds of the worker in other states: compile, copy."""
+    fault: str | None = None
+    """Why the worker was lost with the job undone; None when it was done."""
 
 
 class Engine(Protocol):
@@ -115,7 +117,10 @@ class Engine(Protocol):
         """Start a job; the worker it names must be free."""
 
     def wait(self, patience_seconds: float | None) -> list[Completion]:
-        """Wait until something ends, at most so long (None: for ever). Empty: nothing ended, or nothing is under way."""
+        """Wait until something ends, at most so long (None: for ever). Empty: nothing ended, or nothing is under way.
+
+        A lost worker's job ends with a `fault`; readers and targets are there again for the next job, a drafter is not.
+        """
 
     def forget(self, batch: BatchId) -> None:
         """Drop what is kept of a batch."""

@@ -77,6 +77,7 @@ class RunReporter:
             "batch",
             batch=str(batch.id),
             drafter=trained.drafter,
+            samples=batch.samples.tolist(),
             rows=batch.rows,
             tokens=batch.tokens,
             padded_tokens=batch.padded_tokens,
@@ -142,6 +143,11 @@ class RunReporter:
             f"evaluation at step {step}: loss={result.loss:.4f} acc={result.accuracy or 0:.4f} "
             f"acceptance length={result.acceptance_length or 1:.3f} on {conversations} held-out conversations"
         )
+
+    def lost(self, worker: str, reason: str, step: int) -> None:
+        """A worker died or hung."""
+        self.recorder.record("worker_lost", worker=worker, reason=reason, step=step)
+        self.show(f"warning: {worker} was lost ({reason}); its work is done again")
 
     def saved(self, step: int, folder: Path, size_bytes: int) -> None:
         """A checkpoint is on disk."""

@@ -66,6 +66,9 @@ class Listener(Protocol):
     def evaluated(self, step: int, result: BatchResult, conversations: int, seconds: float) -> None:
         """A held-out evaluation ended."""
 
+    def lost(self, worker: str, reason: str, step: int) -> None:
+        """A worker died or hung; its job is done again."""
+
     def turned(self, coordinator: Coordinator) -> None:
         """One turn of the loop is over: a good moment to sample, to print, and to obey commands (`live`)."""
 

@@ -20,8 +20,8 @@ from dflash.config import BatchingConfig, RunConfig
 from dflash.data.dataset import TokenDataset
 from dflash.model.facts import target_facts
 from dflash.model.shape import DrafterShape
-from dflash.pipeline.checkpoints import Checkpoint, CheckpointStore
-from dflash.pipeline.coordinator import Coordinator
+from dflash.pipeline.checkpoints import Checkpoint, CheckpointStore, newest_step
+from dflash.pipeline.coordinator import Coordinator, DrafterLost
 from dflash.pipeline.engines import make_engine
 from dflash.pipeline.jobs import Engine, PlannedBatch
 from dflash.pipeline.ledger import BatchId, Ledger
@@ -35,6 +35,7 @@ from dflash.runs.manifest import describe_environment
 from dflash.telemetry.recorder import SCHEMA_VERSION, Recorder
 from dflash.telemetry.system import SystemSampler
 
+RETURNS_TO_ONE_CHECKPOINT = 3
 _FEATURE_BYTES = {"bfloat16": 2, "float32": 4}
 
 
@@ -78,20 +79,43 @@ def drive_run(run: RunFolder, show: Callable[[str], None] = print) -> Outcome:
 
 
 def _drive(run: RunFolder, recorder: Recorder, show: Callable[[str], None]) -> Outcome:
+    """Sessions of one process: one, and one more for each time drafters have to go back to a checkpoint."""
+    _write_manifest(run, TokenDataset.open(Path(run.config().data.path)))
+    steps_before_loss: list[int] = []
+    while True:
+        try:
+            return _train_on(run, recorder, show)
+        except DrafterLost as error:
+            newest = newest_step(run.checkpoints)
+            steps_before_loss.append(newest)
+            if steps_before_loss.count(newest) > RETURNS_TO_ONE_CHECKPOINT:
+                raise
+            recorder.record("rolled_back", step=newest, reason=str(error))
+            show(f"warning: {error}; all drafters go back to step {newest}")
+
+
+def _train_on(run: RunFolder, recorder: Recorder, show: Callable[[str], None]) -> Outcome:
+    """Train from the newest whole checkpoint with a fresh engine."""
     config = run.config()
     dataset = TokenDataset.open(Path(config.data.path))
     shape = check_fits(config, dataset)
     store = CheckpointStore(run.checkpoints, config.checkpoint.keep, belongs_to(config, dataset, shape), show)
     checkpoint = store.newest()
-    _write_manifest(run, dataset)
     with make_engine(config, RealStages(config, checkpoint.folder if checkpoint else None), run.path) as engine:
         coordinator, reporter = _assemble(run, config, dataset, shape, checkpoint, store, engine, recorder, show)
-        first = coordinator.progress.step
+        first, total = coordinator.progress.step, coordinator.total_steps
         recorder.record(
-            "run_started", schema=SCHEMA_VERSION, run=run.name, step=first, total_steps=coordinator.total_steps,
-            boundaries=coordinator.stream.boundaries, targets=engine.targets, drafters=engine.drafters, engine=config.pipeline.engine,
-        )  # fmt: skip
-        show(f"{run.path}: {'resumed at' if checkpoint else 'from'} step {first} of {coordinator.total_steps}")
+            "run_started",
+            schema=SCHEMA_VERSION,
+            run=run.name,
+            step=first,
+            total_steps=total,
+            boundaries=coordinator.stream.boundaries,
+            engine=config.pipeline.engine,
+            targets=engine.targets,
+            drafters=engine.drafters,
+        )
+        show(f"{run.path}: {'resumed at' if checkpoint else 'from'} step {first} of {total}")
         started = engine.now()
         with SystemSampler(run.events, config.telemetry.sample_every), _stop_on_signal(coordinator, show):
             state = coordinator.run()
@@ -156,14 +180,15 @@ def check_fits(config: RunConfig, dataset: TokenDataset) -> DrafterShape:
         RefusedInput: the data was prepared for another target, or a size doesn't fit.
     """
     facts = target_facts(config.target.path)
-    dataset.check_target(facts.folder, facts.vocab_size)
+    dataset.check_tokenizer(facts.folder)
+    dataset.check_target(facts.vocab_size, name=config.target.path)
     return DrafterShape.resolve(config.drafter, facts)
 
 
 def belongs_to(config: RunConfig, dataset: TokenDataset, shape: DrafterShape) -> dict[str, Any]:
     """What weights and ledger of a checkpoint depend on, as JSON values."""
     return {
-        "data": dataset.manifest.fingerprint,
+        "data": dataset.fingerprint,
         "data.holdout": config.data.holdout,
         "optim.seed": config.optim.seed,
         "drafter": shape.to_config(),
@@ -188,7 +213,7 @@ def _write_manifest(run: RunFolder, dataset: TokenDataset) -> None:
     manifest = run.manifest()
     session = describe_environment(Path.cwd())
     sessions = [*manifest.get("sessions", []), session]
-    write_json(run.path / "manifest.json", {"data_fingerprint": dataset.manifest.fingerprint, "sessions": sessions})
+    write_json(run.path / "manifest.json", {"data_fingerprint": dataset.fingerprint, "sessions": sessions})
 
 
 @contextmanager

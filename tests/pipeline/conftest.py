@@ -17,7 +17,7 @@ class Watcher:
     """A listener that keeps what it is told."""
 
     def __init__(self):
-        self.steps, self.batches, self.evaluations = [], [], []
+        self.steps, self.batches, self.evaluations, self.losses = [], [], [], []
         self.trained_samples = Counter()
 
     def trained(self, trained):
@@ -30,6 +30,9 @@ class Watcher:
 
     def evaluated(self, step, result, conversations, seconds):
         self.evaluations.append((step, result, conversations))
+
+    def lost(self, worker, reason, step):
+        self.losses.append(worker)
 
     def turned(self, coordinator):
         pass

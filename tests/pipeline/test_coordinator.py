@@ -1,7 +1,9 @@
 """The coordinator on the simulated engine: exactly once, work-conserving, bounded, and time that adds up."""
 
 import json
+import random
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,9 +13,9 @@ from hypothesis import strategies as st
 from dflash.errors import RefusedInput, RunFailed
 from dflash.model.results import StepResult
 from dflash.pipeline.accounts import STATES
-from dflash.pipeline.coordinator import Deadlock
+from dflash.pipeline.coordinator import Deadlock, DrafterLost
 from dflash.pipeline.engines.simulated import CostModel, SimulatedEngine
-from dflash.pipeline.jobs import Completion, Save, Step
+from dflash.pipeline.jobs import Completion, Prefetch, Produce, Save, Step, Train
 from dflash.pool.policies import POLICIES
 
 TOPOLOGY = ("pipeline.targets=5", "pipeline.drafters=3")
@@ -268,7 +270,7 @@ def test_held_out_batches_are_evaluated_beside_training(simulate):
     ]
     run, seen = simulate(lengths, *TOPOLOGY, "optim.epochs=1", "evaluation.every=1", costs=RECORD_COSTS, holdout=held_out)
     run.run()
-    assert [step for step, _, _ in seen.evaluations] == list(range(1, len(seen.steps) + 1))
+    assert [step for step, _, _ in seen.evaluations] == list(range(len(seen.steps) + 1))
     assert all(result.tokens == sum(batch.tokens for batch in held_out) for _, result, _ in seen.evaluations)
     assert set(seen.trained_samples.values()) == {1}
 
@@ -279,3 +281,44 @@ def test_the_simulator_is_fast_enough_to_be_asked_often(simulate):
     run.run()
     assert time.process_time() - started < 30  # a guard against a quadratic loop, not a benchmark
     assert len(seen.batches) == run.progress.committed_batches
+
+
+class LosingWorkers(SimulatedEngine):
+    """An engine whose workers die now and then; `lose(job)` says whether this job is lost with its worker."""
+
+    def __init__(self, engine, lose):
+        super().__init__(engine_pipeline(engine), engine.costs)
+        self.lose = lose
+
+    def wait(self, patience_seconds):
+        return [
+            replace(completion, result=None, fault="killed") if self.lose(completion.job) else completion
+            for completion in super().wait(patience_seconds)
+        ]
+
+
+@pytest.mark.parametrize("kind", [Prefetch, Produce])
+def test_a_lost_reader_or_target_costs_its_batch_once_more_and_nothing_else(simulate, kind):
+    draws = random.Random(1)
+    run, seen = simulate(record_lengths(2_000), *TOPOLOGY, "optim.epochs=2", "batching.token_budget=16384", costs=RECORD_COSTS)
+    run.engine = run.crew.engine = LosingWorkers(run.engine, lambda job: isinstance(job, kind) and draws.random() < 0.1)
+    assert run.run() == "finished"
+    assert len(seen.losses) > 10
+    assert set(seen.trained_samples.values()) == {1}
+    assert len(seen.trained_samples) == 2 * 2_000
+    assert run.pool.held_bytes == 0
+
+
+def test_a_target_that_dies_every_time_stops_the_run_by_name(simulate):
+    run, _ = simulate(record_lengths(500), costs=RECORD_COSTS)
+    run.engine = run.crew.engine = LosingWorkers(run.engine, lambda job: isinstance(job, Produce))
+    with pytest.raises(RunFailed, match=r"11 workers lost since the last step, now target-0: killed"):
+        run.run()
+
+
+@pytest.mark.parametrize("kind", [Train, Step, Save])
+def test_a_lost_drafter_ends_the_session_for_a_return_to_the_checkpoint(simulate, kind):
+    run, _ = simulate([100] * 200, "batching.token_budget=1000", "optim.accumulate=2", checkpointer=Store())
+    run.engine = run.crew.engine = LosingWorkers(run.engine, lambda job: isinstance(job, kind))
+    with pytest.raises(DrafterLost, match="drafter-0"):
+        run.run()

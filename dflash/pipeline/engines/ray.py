@@ -1,39 +1,48 @@
 """The ray engine: one actor a device, on one box (5 targets -> 3 drafters) or on a cluster.
 
 Tokens and features travel through Ray's object store: a reader puts rows, a target reads them and puts features, a drafter reads both in
-place. The engine holds the references and drops them when the coordinator says `forget`, which frees the memory. Tensors travel as numpy
-bytes, because Ray copies a torch tensor where it shares an array. Drafters average through torch.distributed and meet in a file of the
-run's folder. On CUDA each target and each drafter has a GPU of its own (not tried on a GPU).
+place. The engine holds the references and drops them when the coordinator says `forget`, which frees the memory. Tensors travel as
+numpy bytes, because Ray copies a torch tensor where it shares an array. Drafters average through torch.distributed and meet in a file
+of the run's folder. On CUDA each target and each drafter has a GPU of its own (not tried on a GPU).
+
+A worker that dies is noticed at once; one that hangs, when it has not answered a call on its health thread for `HANG_SECONDS`: it is then
+killed, which makes it a dead one. Ray starts readers and targets again; drafters are left to the caller, who goes back to a checkpoint.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import shutil
+import signal
 import time
 import uuid
-import warnings
-from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import psutil
 import ray
-import torch
-from numpy.typing import NDArray
 
 from dflash.config import RunConfig
-from dflash.data.rows import TokenRows
-from dflash.errors import RefusedInput, RunFailed
+from dflash.errors import DFlashError, RunFailed
+from dflash.pipeline.engines.actors import DrafterActor, ReaderActor, TargetActor
+from dflash.pipeline.engines.cluster import connect, gpus_per_worker
 from dflash.pipeline.jobs import Completion, Evaluate, Job, Prefetch, Produce, Save, Step, Train
 from dflash.pipeline.ledger import BatchId
 from dflash.pipeline.stages import Stages
 
-_STORE_SLACK_BYTES = 256 * 2**20
-_STORE_SHARE_OF_MEMORY = 0.5
-_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+HANG_SECONDS = 30.0
+HEALTH_SECONDS = 10.0
+_GONE = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError, ray.exceptions.ObjectLostError)
+
+
+@dataclass
+class _Worker:
+    """One actor, the process it runs in, and when it last gave a sign of life."""
+
+    actor: Any
+    pid: int = 0
+    asked: Any = None
+    answered_at: float = field(default_factory=time.monotonic)
 
 
 class RayEngine:
@@ -44,20 +53,15 @@ class RayEngine:
     def __init__(self, config: RunConfig, stages: Stages, folder: Path) -> None:
         pipeline = config.pipeline
         self.targets, self.drafters, self.prefetch_workers = pipeline.targets, pipeline.drafters, pipeline.prefetch_workers
-        self._own_cluster = _connect(config)
         self._jobs: dict[Any, tuple[Job, list[Any]]] = {}
         self._rows: dict[BatchId, Any] = {}
         self._features: dict[BatchId, Any] = {}
-        meeting = folder / f"drafters-{uuid.uuid4().hex}"
-        self._meeting = meeting
-        gpus = 1.0 if _gpus_wanted(config) else 0.0
+        self._workers: dict[tuple[str, int], _Worker] = {}
+        self._next_health = 0.0
+        self._meeting = folder / f"drafters-{uuid.uuid4().hex}"
+        self._own_cluster = connect(config)
         try:
-            self._readers = [_ReaderActor.remote(stages) for _ in range(self.prefetch_workers)]
-            self._target_actors = [_TargetActor.options(num_gpus=gpus).remote(stages, number) for number in range(self.targets)]
-            self._drafter_actors = [
-                _DrafterActor.options(num_gpus=gpus).remote(stages, rank, self.drafters, meeting) for rank in range(self.drafters)
-            ]
-            self._get([actor.ready.remote() for actor in [*self._readers, *self._target_actors, *self._drafter_actors]])
+            self._start_actors(stages, gpus_per_worker(config))
         except BaseException:
             self.close()
             raise
@@ -73,6 +77,7 @@ class RayEngine:
 
     def wait(self, patience_seconds: float | None) -> list[Completion]:
         """Wait until a job ends. A step ends when the last drafter's did."""
+        self._look_after_workers()
         if not self._jobs:
             if patience_seconds:
                 time.sleep(patience_seconds)
@@ -91,161 +96,104 @@ class RayEngine:
         """End the actors, and Ray itself where this engine started it."""
         self._rows.clear()
         self._features.clear()
-        actors = [*vars(self).get("_readers", []), *vars(self).get("_target_actors", []), *vars(self).get("_drafter_actors", [])]
-        for actor in actors:
-            ray.kill(actor)
+        for worker in self._workers.values():
+            ray.kill(worker.actor)
+            _kill_process(worker.pid)  # a stopped process never gets Ray's message
         self._meeting.unlink(missing_ok=True)
         if self._own_cluster:
             ray.shutdown()
 
+    def pids(self) -> dict[str, int]:
+        """The process of each worker, by name."""
+        return {f"{kind}-{number}": worker.pid for (kind, number), worker in self._workers.items()}
+
+    def _start_actors(self, stages: Stages, gpus: float) -> None:
+        for number in range(self.prefetch_workers):
+            self._workers["prefetch", number] = _Worker(ReaderActor.options(max_restarts=-1).remote(stages))
+        for number in range(self.targets):
+            actor = TargetActor.options(num_gpus=gpus, max_restarts=-1).remote(stages, number)
+            self._workers["target", number] = _Worker(actor)
+        for rank in range(self.drafters):
+            actor = DrafterActor.options(num_gpus=gpus).remote(stages, rank, self.drafters, self._meeting)
+            self._workers["drafter", rank] = _Worker(actor)
+        for worker, pid in zip(
+            self._workers.values(), _results([worker.actor.pid.remote() for worker in self._workers.values()]), strict=True
+        ):
+            worker.pid, worker.answered_at = pid, time.monotonic()
+
     def _call(self, job: Job) -> list[Any]:
         match job:
             case Prefetch(worker=worker, batch=batch):
-                done, self._rows[batch.id] = self._readers[worker].read.remote(batch.samples)
+                done, self._rows[batch.id] = self._workers["prefetch", worker].actor.read.remote(batch.samples)
             case Produce(worker=worker, batch=batch):
-                actor = self._target_actors[worker]
+                actor = self._workers["target", worker].actor
                 done, self._features[batch.id] = actor.produce.remote(self._rows[batch.id], batch.packed)
             case Train(worker=worker, batch=batch, anchors=anchors, with_metrics=with_metrics):
-                actor, rows, features = self._drafter_actors[worker], self._rows[batch.id], self._features[batch.id]
+                actor, rows, features = self._workers["drafter", worker].actor, self._rows[batch.id], self._features[batch.id]
                 done = actor.train.remote(rows, features, batch.id.epoch, anchors, with_metrics)
             case Evaluate(worker=worker, batch=batch):
-                actor, rows, features = self._drafter_actors[worker], self._rows[batch.id], self._features[batch.id]
+                actor, rows, features = self._workers["drafter", worker].actor, self._rows[batch.id], self._features[batch.id]
                 done = actor.evaluate.remote(rows, features)
             case Save(folder=folder):
-                done = self._drafter_actors[0].save.remote(folder)
+                done = self._workers["drafter", 0].actor.save.remote(folder.resolve())
             case Step(lr=lr):
-                return [actor.step.remote(lr) for actor in self._drafter_actors]
+                return [self._workers["drafter", rank].actor.step.remote(lr) for rank in range(self.drafters)]
         return [done]
 
     def _complete(self, reference: Any) -> Completion:
         job, references = self._jobs.pop(reference)
-        answers = self._get(references)
+        try:
+            answers = _results(references)
+        except _GONE as error:
+            return Completion(job, 0.0, fault=_first_line(error))
         result, _ = answers[0]
         return Completion(job, max(seconds for _, seconds in answers), result)
 
-    def _get(self, references: list[Any]) -> list[Any]:
-        """Results of actor calls, with the worker's own error rather than Ray's wrapping of it."""
-        try:
-            found: list[Any] = ray.get(references)
-        except ray.exceptions.RayTaskError as error:
-            raise error.cause from error
-        except ray.exceptions.RayActorError as error:
-            raise RunFailed(f"a worker process died ({error}); go on from the last checkpoint with `dflash resume`") from error
-        return found
+    def _look_after_workers(self) -> None:
+        """Ask every worker for a sign of life now and then; kill one that has given none for too long."""
+        now = time.monotonic()
+        if now < self._next_health:
+            return
+        self._next_health = now + HEALTH_SECONDS
+        for (kind, number), worker in self._workers.items():
+            if worker.asked is not None and ray.wait([worker.asked], timeout=0, fetch_local=False)[0]:
+                try:
+                    worker.pid = ray.get(worker.asked)
+                    worker.answered_at = now
+                except _GONE:
+                    worker.answered_at = now  # dead, which its job's end tells; a new one is being started
+                worker.asked = None
+            if worker.asked is not None and now - worker.answered_at > HANG_SECONDS:
+                logging.getLogger(__name__).warning(
+                    "%s-%d gave no sign of life for %.0f s: killed", kind, number, now - worker.answered_at
+                )
+                _kill_process(worker.pid)
+                worker.answered_at = now
+            if worker.asked is None:
+                worker.asked = worker.actor.pid.remote()
 
 
-def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
-    started = time.monotonic()
-    return work(), time.monotonic() - started
-
-
-class _Actor:
-    """What the three kinds of actor share."""
-
-    def ready(self) -> bool:
-        """Answers once the actor is built."""
-        return True
-
-
-@ray.remote(num_cpus=0)
-class _ReaderActor(_Actor):
-    def __init__(self, stages: Stages) -> None:
-        self._reader = stages.reader()
-
-    @ray.method(num_returns=2)
-    def read(self, samples: NDArray[np.int64]) -> tuple[tuple[None, float], TokenRows]:
-        rows, seconds = _timed(lambda: self._reader.read(samples))
-        return (None, seconds), rows
-
-
-@ray.remote(num_cpus=0)
-class _TargetActor(_Actor):
-    def __init__(self, stages: Stages, number: int) -> None:
-        self._target = stages.target(number)
-
-    @ray.method(num_returns=2)
-    def produce(self, rows: TokenRows, packed: bool) -> tuple[tuple[None, float], Any]:
-        features, seconds = _timed(lambda: to_shared(self._target.features(rows, packed=packed)))
-        return (None, seconds), features
-
-
-@ray.remote(num_cpus=0)
-class _DrafterActor(_Actor):
-    def __init__(self, stages: Stages, rank: int, replicas: int, meeting: Path) -> None:
-        self._drafter = stages.drafter(rank, replicas, meeting)
-
-    def train(self, rows: TokenRows, features: Any, epoch: int, anchors: int, with_metrics: bool) -> tuple[Any, float]:
-        options = {"epoch": epoch, "anchors": anchors, "with_metrics": with_metrics}
-        return _timed(lambda: self._drafter.accumulate(rows, from_shared(features), **options))
-
-    def evaluate(self, rows: TokenRows, features: Any) -> tuple[Any, float]:
-        return _timed(lambda: self._drafter.evaluate(rows, from_shared(features)))
-
-    def step(self, lr: float) -> tuple[Any, float]:
-        return _timed(lambda: self._drafter.apply_step(lr))
-
-    def save(self, folder: Path) -> tuple[Any, float]:
-        return _timed(lambda: self._drafter.save(folder))
-
-
-def to_shared(features: torch.Tensor) -> tuple[NDArray[np.uint8], str, tuple[int, ...]]:
-    """A tensor as bytes that Ray shares without a copy, with its dtype and shape."""
-    whole = features.detach().cpu().contiguous()
-    return whole.view(torch.uint8).numpy().reshape(-1), str(whole.dtype).removeprefix("torch."), tuple(whole.shape)
-
-
-def from_shared(shared: tuple[NDArray[np.uint8], str, tuple[int, ...]]) -> torch.Tensor:
-    """The tensor again, on the shared bytes where they lie. Nobody may write to it."""
-    data, dtype, shape = shared
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*not writable.*")
-        return torch.from_numpy(data).view(getattr(torch, dtype)).reshape(shape)
-
-
-def _gpus_wanted(config: RunConfig) -> bool:
-    pipeline = config.pipeline
-    if pipeline.device == "cpu" or (pipeline.device == "auto" and not torch.cuda.is_available()):
-        return False
-    wanted, there = pipeline.targets + pipeline.drafters, int(ray.cluster_resources().get("GPU", 0))
-    if there < wanted:
-        raise RefusedInput(
-            f"pipeline: {pipeline.targets} targets and {pipeline.drafters} drafters need {wanted} GPUs, there are {there}; "
-            "lower the counts, or set pipeline.device=cpu"
-        )
-    return True
-
-
-def _connect(config: RunConfig) -> bool:
-    """Use the cluster named in the config, or start Ray on this machine. Returns whether it was started here.
-
-    Raises:
-        RefusedInput: shared memory is too small for the pool.
-    """
-    os.environ.update(_ENVIRONMENT)
-    address = config.pipeline.ray_address
-    common = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
+def _results(references: list[Any]) -> list[Any]:
+    """Results of actor calls; an error of this package comes as itself, another with the worker's traceback."""
     try:
-        if address is not None:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        else:
-            ray.init(object_store_memory=store_bytes(config.pool.capacity_bytes), num_cpus=_cpus(config), **common)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        where = f"the cluster at pipeline.ray_address={address}" if address else "Ray on this machine"
-        raise RunFailed(f"can't reach or start {where}: {error}") from error
-    return address is None
+        found: list[Any] = ray.get(references)
+    except ray.exceptions.RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, DFlashError):
+            raise cause from error
+        raise RunFailed(f"a worker failed: {cause!r}; go on from the last checkpoint with `dflash resume`\n{error}") from error
+    return found
 
 
-def _cpus(config: RunConfig) -> int:
-    """CPU slots of a Ray started here; actors take none, so this only bounds its idle worker pool."""
-    return min(2, config.pipeline.targets)
+def _kill_process(pid: int) -> None:
+    """Kill a worker on this machine, if it is one of Ray's."""
+    try:
+        if pid and b"ray::" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(pid, signal.SIGKILL)
+    except OSError:
+        return  # gone already, or on another machine
 
 
-def store_bytes(capacity_bytes: int) -> int:
-    """Bytes of object store for a pool of that capacity: no more than half of memory and what shared memory has free.
-
-    A pool that is larger spills to disk through Ray, which is slow but loses nothing.
-    """
-    shared = Path("/dev/shm")
-    free = shutil.disk_usage(shared).free if shared.is_dir() else psutil.virtual_memory().available
-    ceiling = int(min(psutil.virtual_memory().total * _STORE_SHARE_OF_MEMORY, free * 0.9))
-    return min(capacity_bytes + _STORE_SLACK_BYTES, ceiling)
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:2])[:300] if lines else type(error).__name__

@@ -1,0 +1,105 @@
+"""The actors of the ray engine: a process each, which builds its stage and works through calls one at a time.
+
+Each has a health thread beside its working one, so a worker in the middle of a long batch still gives a sign of life.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from numpy.typing import NDArray
+
+from dflash.data.rows import TokenRows
+from dflash.pipeline.stages import Stages
+
+Shared = tuple[NDArray[np.uint8], str, tuple[int, ...]]
+_HEALTH = {"health": 1}
+
+
+class _Actor:
+    """What the three kinds share."""
+
+    @ray.method(concurrency_group="health")
+    def pid(self) -> int:
+        """A sign of life: the process it runs in."""
+        return os.getpid()
+
+
+@ray.remote(num_cpus=0, concurrency_groups=_HEALTH)
+class ReaderActor(_Actor):
+    """Reads batches from the data set."""
+
+    def __init__(self, stages: Stages) -> None:
+        self._reader = stages.reader()
+
+    @ray.method(num_returns=2)
+    def read(self, samples: NDArray[np.int64]) -> tuple[tuple[None, float], TokenRows]:
+        """The rows of these samples, and the seconds it took."""
+        rows, seconds = _timed(lambda: self._reader.read(samples))
+        return (None, seconds), rows
+
+
+@ray.remote(num_cpus=0, concurrency_groups=_HEALTH)
+class TargetActor(_Actor):
+    """Runs the frozen target."""
+
+    def __init__(self, stages: Stages, number: int) -> None:
+        self._target = stages.target(number)
+
+    @ray.method(num_returns=2)
+    def produce(self, rows: TokenRows, packed: bool) -> tuple[tuple[None, float], Shared]:
+        """Features of a batch, and the seconds it took."""
+        features, seconds = _timed(lambda: to_shared(self._target.features(rows, packed=packed)))
+        return (None, seconds), features
+
+
+@ray.remote(num_cpus=0, concurrency_groups=_HEALTH)
+class DrafterActor(_Actor):
+    """Trains one replica of the drafter."""
+
+    def __init__(self, stages: Stages, rank: int, replicas: int, meeting: Path) -> None:
+        self._drafter = stages.drafter(rank, replicas, meeting)
+
+    def train(self, rows: TokenRows, features: Shared, epoch: int, anchors: int, with_metrics: bool) -> tuple[Any, float]:
+        """Add a batch to this replica's gradient."""
+        options = {"epoch": epoch, "anchors": anchors, "with_metrics": with_metrics}
+        return _timed(lambda: self._drafter.accumulate(rows, from_shared(features), **options))
+
+    def evaluate(self, rows: TokenRows, features: Shared) -> tuple[Any, float]:
+        """Loss and hits of a held-out batch."""
+        return _timed(lambda: self._drafter.evaluate(rows, from_shared(features)))
+
+    def step(self, lr: float) -> tuple[Any, float]:
+        """One optimiser step together with the other replicas."""
+        return _timed(lambda: self._drafter.apply_step(lr))
+
+    def save(self, folder: Path) -> tuple[Any, float]:
+        """Write weights and optimiser."""
+        return _timed(lambda: self._drafter.save(folder))
+
+
+def to_shared(features: torch.Tensor) -> Shared:
+    """A tensor as bytes that Ray shares without a copy, with its dtype and shape."""
+    whole = features.detach().cpu().contiguous()
+    return whole.view(torch.uint8).numpy().reshape(-1), str(whole.dtype).removeprefix("torch."), tuple(whole.shape)
+
+
+def from_shared(shared: Shared) -> torch.Tensor:
+    """The tensor again, on the shared bytes where they lie. Nobody may write to it."""
+    data, dtype, shape = shared
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*not writable.*")
+        return torch.from_numpy(data).view(getattr(torch, dtype)).reshape(shape)
+
+
+def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
+    started = time.monotonic()
+    return work(), time.monotonic() - started

@@ -1,0 +1,69 @@
+"""Ray itself: start it on this machine or join a cluster, with room for the pool, and a GPU a worker where there are any."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from pathlib import Path
+
+import psutil
+import ray
+import torch
+
+from dflash.config import RunConfig
+from dflash.errors import RefusedInput, RunFailed
+
+_STORE_SLACK_BYTES = 256 * 2**20
+_STORE_SHARE_OF_MEMORY = 0.5
+_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+
+
+def connect(config: RunConfig) -> bool:
+    """Join the cluster named in the config, or start Ray on this machine. Returns whether it was started here.
+
+    Raises:
+        RunFailed: Ray can't be reached or started.
+    """
+    os.environ.update(_ENVIRONMENT)
+    address = config.pipeline.ray_address
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    try:
+        if address is not None:
+            ray.init(address=address, **quiet)
+        else:
+            # Actors take no CPU slots, so one is enough, and Ray keeps no idle workers for the others.
+            ray.init(object_store_memory=store_bytes(config.pool.capacity_bytes), num_cpus=1, include_dashboard=False, **quiet)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        where = f"the cluster at pipeline.ray_address={address}" if address else "Ray on this machine"
+        raise RunFailed(f"can't reach or start {where}: {error}") from error
+    return address is None
+
+
+def store_bytes(capacity_bytes: int) -> int:
+    """Bytes of object store for a pool of that capacity: no more than half of memory and nine tenths of free shared memory.
+
+    A pool that is larger spills to disk through Ray, which is slow but loses nothing.
+    """
+    shared = Path("/dev/shm")
+    free = shutil.disk_usage(shared).free if shared.is_dir() else psutil.virtual_memory().available
+    ceiling = int(min(psutil.virtual_memory().total * _STORE_SHARE_OF_MEMORY, free * 0.9))
+    return min(capacity_bytes + _STORE_SLACK_BYTES, ceiling)
+
+
+def gpus_per_worker(config: RunConfig) -> float:
+    """GPUs of each target and each drafter: one, or none when the run is on the CPU.
+
+    Raises:
+        RefusedInput: there are fewer GPUs than workers.
+    """
+    pipeline = config.pipeline
+    if pipeline.device == "cpu" or (pipeline.device == "auto" and not torch.cuda.is_available()):
+        return 0.0
+    wanted, there = pipeline.targets + pipeline.drafters, int(ray.cluster_resources().get("GPU", 0))
+    if there < wanted:
+        raise RefusedInput(
+            f"pipeline: {pipeline.targets} targets and {pipeline.drafters} drafters need {wanted} GPUs, there are {there}; "
+            "lower the counts, or set pipeline.device=cpu"
+        )
+    return 1.0
