@@ -7,6 +7,7 @@ whole into the run's folder. Unknown keys are errors that name the nearest known
 from __future__ import annotations
 
 import difflib
+import itertools
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -116,7 +117,7 @@ class BatchingConfig(Section):
             return None
         if len(boundaries) < 2 or boundaries[0] != 0:
             raise ValueError(f"boundaries {boundaries} need at least two numbers, the first 0, the last the length limit")
-        for left, right in zip(boundaries, boundaries[1:], strict=False):
+        for left, right in itertools.pairwise(boundaries):
             if right <= left:
                 what = "given twice" if right == left else "not ascending"
                 raise ValueError(f"boundaries {boundaries}: {right} after {left} is {what}")
