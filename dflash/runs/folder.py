@@ -8,6 +8,8 @@ runs/<name>/config.yaml     every setting
             control/        mailbox, see control.py
             process.json    pid and start time of the process that drives it, and its session's id
             exit.json       how its last session ended; absent while one is under way
+
+A run that was imported from a log has imported.json and events/; config.yaml only if the user gave one.
 """
 
 from __future__ import annotations
@@ -59,8 +61,17 @@ class RunFolder:
         """What a background run printed."""
         return self.path / "console.log"
 
+    @property
+    def is_imported(self) -> bool:
+        """Whether it was made from a log by `dflash import`."""
+        return (self.path / "imported.json").is_file()
+
     def config(self) -> RunConfig:
-        """The run's settings."""
+        """The run's settings.
+
+        Raises:
+            RefusedInput: it has no config.yaml, as most imported runs, or one that can't be read.
+        """
         return load_config(self.path / "config.yaml")
 
     def manifest(self) -> dict[str, Any]:
@@ -72,7 +83,9 @@ class RunFolder:
         return read_json(self.path / "exit.json")
 
     def state(self) -> str:
-        """`running`, `finished`, `stopped`, `failed`, `crashed` (dead without an exit record), or `new` (never started)."""
+        """`running`, `finished`, `stopped`, `failed`, `crashed` (dead without an exit record), `new` (never started) or `imported`."""
+        if self.is_imported:
+            return "imported"
         if self.is_driven():
             return "running"
         record = self.exit_record()
@@ -155,16 +168,16 @@ def open_run(run: str | Path, runs: Path = Path("runs")) -> RunFolder:
         RefusedInput: no such run.
     """
     for path in (Path(run), runs / run):
-        if (path / "config.yaml").is_file():
+        if (path / "config.yaml").is_file() or (path / "imported.json").is_file():
             return RunFolder(path)
     known = ", ".join(each.name for each in list_runs(runs)) or "none"
-    raise RefusedInput(f"{run}: no run there (a run's folder holds config.yaml); runs in {runs}: {known}")
+    raise RefusedInput(f"{run}: no run there (a run's folder holds config.yaml or imported.json); runs in {runs}: {known}")
 
 
 def list_runs(runs: Path) -> list[RunFolder]:
     """The runs of a folder, oldest first; none if the folder is not there."""
-    found = [RunFolder(path.parent) for path in runs.glob("*/config.yaml")]
-    return sorted(found, key=lambda run: (run.path / "config.yaml").stat().st_mtime)
+    marks = {path.parent: path.stat().st_mtime for name in ("imported.json", "config.yaml") for path in runs.glob(f"*/{name}")}
+    return [RunFolder(path) for path in sorted(marks, key=lambda path: marks[path])]
 
 
 def read_json(path: Path) -> dict[str, Any]:

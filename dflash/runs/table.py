@@ -11,6 +11,7 @@ import orjson
 from dflash.runs.folder import RunFolder, list_runs
 
 _TAIL_BYTES = 256 * 1024
+_LOG_CLOCK_SECONDS = 1e8  # an imported log without dates counts from 0
 
 
 def describe_runs(runs: Path) -> list[dict[str, Any]]:
@@ -23,6 +24,7 @@ def describe_run(run: RunFolder) -> dict[str, Any]:
     events = last_events(run.events)
     steps = [event for event in events if event["event"] == "step"]
     newest = steps[-1] if steps else {}
+    last = events[-1]["time"] if events and events[-1]["time"] > _LOG_CLOCK_SECONDS else None
     return {
         "run": run.name,
         "state": run.state(),
@@ -31,13 +33,13 @@ def describe_run(run: RunFolder) -> dict[str, Any]:
         "loss": _rounded(newest.get("loss")),
         "acceptance_length": _rounded(newest.get("acceptance_length")),
         "ktok_s": _ktok_per_second(steps),
-        "last_event": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(events[-1]["time"])) if events else None,
+        "last_event": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last)) if last else None,
     }
 
 
 def last_events(events: Path) -> list[dict[str, Any]]:
     """The last quarter MiB of the newest session's events; torn lines left out."""
-    files = sorted(events.glob("coordinator-*.jsonl"))
+    files = _session_files(events)
     if not files:
         return []
     with files[-1].open("rb") as file:
@@ -48,13 +50,18 @@ def last_events(events: Path) -> list[dict[str, Any]]:
 
 def _total_steps(events: Path) -> int | None:
     """From the newest session's first lines."""
-    for path in sorted(events.glob("coordinator-*.jsonl"), reverse=True):
+    for path in reversed(_session_files(events)):
         with path.open("rb") as file:
             for line in file.readlines(64 * 1024):
                 event = _event(line)
                 if event is not None and event["event"] == "run_started":
                     return int(event["total_steps"])
     return None
+
+
+def _session_files(events: Path) -> list[Path]:
+    """One file a session, oldest first; an imported run has one for all."""
+    return sorted(events.glob("coordinator-*.jsonl")) or sorted(events.glob("imported-*.jsonl"))
 
 
 def _event(line: bytes) -> dict[str, Any] | None:
@@ -67,7 +74,7 @@ def _event(line: bytes) -> dict[str, Any] | None:
 
 def _ktok_per_second(steps: list[dict[str, Any]]) -> float | None:
     """Real tokens committed per second between the first and the last of these steps."""
-    if len(steps) < 2 or steps[-1]["time"] <= steps[0]["time"]:
+    if len(steps) < 2 or steps[-1]["time"] <= steps[0]["time"] or "tokens" not in steps[-1]:
         return None
     tokens = sum(step["tokens"] for step in steps[1:])
     return round(tokens / (steps[-1]["time"] - steps[0]["time"]) / 1_000, 2)
