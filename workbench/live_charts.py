@@ -59,6 +59,7 @@ class LiveCharts(View):
         self.series = [RunSeries(run.events, run.name) for run in self.runs]
         self.figures: dict[str, go.Figure] = {}
         self.tick_seconds = 0.0
+        self._ticks = 0
         self._refresh_seconds = max(refresh_seconds, 0.5)
         self._view = RunView(axis=axis, window_seconds=window_seconds)  # type: ignore[arg-type]
         self._drawn_view: RunView | None = None
@@ -78,6 +79,13 @@ class LiveCharts(View):
     def view(self, view: RunView) -> None:
         self._view = view
         self._ticker.wake()
+
+    def catch_up(self, seconds: float = 30.0) -> None:
+        """Wait until what the runs have written by now is drawn (or the time is up): for scripts, and for notebooks run top to bottom."""
+        ticks, deadline = self._ticks, time.monotonic() + seconds
+        while (self._ticks < ticks + 2 or any(series.has_more for series in self.series)) and time.monotonic() < deadline:
+            self._ticker.wake()
+            time.sleep(0.02)
 
     def close(self) -> None:
         """End the thread and take the charts off the page."""
@@ -157,6 +165,7 @@ class LiveCharts(View):
             self._draw()
         self._tell_state()
         self.tick_seconds = time.thread_time() - started
+        self._ticks += 1
         self._pace(any(came))
         return True
 

@@ -209,7 +209,8 @@ def _states_of(run: RunSeries, kind: str) -> set[str]:
 def _pool(run: RunSeries) -> Numbers:
     """Ready items [buckets, samples]; a bucket that is no more has none."""
     buckets = max(len(run.boundaries) - 1, 1)
-    return np.nan_to_num(np.array([run.samples[f"pool-{bucket}"] for bucket in range(buckets)]))
+    items: Numbers = np.nan_to_num(np.array([run.samples[f"pool-{bucket}"] for bucket in range(buckets)]))
+    return items
 
 
 def _columns(run: RunSeries, view: View, most: int) -> tuple[Numbers, NDArray[np.int64]]:

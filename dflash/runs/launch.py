@@ -49,5 +49,19 @@ def drive(run: RunFolder, *, start_seconds: float = 120.0) -> int:
     return child.pid
 
 
+def wait_until_ended(run: RunFolder, seconds: float = 600.0) -> str:
+    """Wait until no process drives the run any more. Returns its state then.
+
+    Raises:
+        RunFailed: it still goes on after so many seconds; the wait ends, the run does not.
+    """
+    deadline = time.monotonic() + seconds
+    while run.is_driven():
+        if time.monotonic() > deadline:
+            raise RunFailed(f"{run.path}: still running after {seconds:g} s; wait again, or stop it")
+        time.sleep(0.2)
+    return run.state()
+
+
 def _last_lines(path: Path, lines: int = 20) -> str:
     return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
