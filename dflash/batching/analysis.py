@@ -306,10 +306,9 @@ def _counts(lengths: NDArray[np.int64], samples: NDArray[np.int64]) -> LengthCou
 
 def _cumulative(counts: LengthCounts, at: NDArray[np.int64]) -> NDArray[np.float64]:
     below = np.concatenate([[0], np.cumsum(counts.samples)])
-    shares: NDArray[np.float64] = below[np.searchsorted(counts.lengths, at, side="right")] / below[-1]
-    return shares
+    return np.asarray(below[np.searchsorted(counts.lengths, at, side="right")] / below[-1], dtype=np.float64)
 
 
 def _class_shares(counts: LengthCounts, edges: NDArray[np.int64]) -> NDArray[np.float64]:
     held = np.bincount(bucket_of(counts.lengths, edges), counts.samples, minlength=edges.size - 1)
-    return np.maximum(held / held.sum(), _SMALLEST_SHARE)
+    return np.asarray(np.maximum(held / held.sum(), _SMALLEST_SHARE), dtype=np.float64)

@@ -111,6 +111,9 @@ class _Watcher:
     def evaluated(self, step: int, result: BatchResult, conversations: int, seconds: float) -> None:
         """Nothing is evaluated in a simulation."""
 
+    def lost(self, worker: str, reason: str, step: int) -> None:
+        """No worker is lost in a simulation."""
+
     def turned(self, coordinator: Coordinator) -> None:
         self.peak_bytes = max(self.peak_bytes, coordinator.pool.held_bytes)
 
