@@ -16,7 +16,8 @@ from dflash.errors import RefusedInput, RunFailed
 
 _STORE_SLACK_BYTES = 256 * 2**20
 _STORE_SHARE_OF_MEMORY = 0.5
-_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+# Ray runs workers at niceness 15; ours are the work itself, and anything else on the machine would starve them.
+_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 
 def connect(config: RunConfig) -> bool:
