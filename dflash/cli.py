@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dflash.cli_output import AsJson, Runs, Sets, plain, print_result
-from dflash.config import BatchingConfig, Order, Strategy, build_config, load_config
+from dflash.config import BatchingConfig, Order, Strategy, build_config, load_config, parse_override
 from dflash.errors import DFlashError, RefusedInput
 
 app = typer.Typer(
@@ -109,6 +109,7 @@ def train(
     config: Annotated[Path, typer.Argument(help="the run's YAML file")],
     sets: Sets = None,
     name: Annotated[str | None, typer.Option(help="name of the run; its folder is made in --runs")] = None,
+    background: Annotated[bool, typer.Option("--background", help="detach: the run outlives this terminal")] = False,
     runs: Runs = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
@@ -116,13 +117,14 @@ def train(
     from dflash.runs.folder import create_run
 
     run = create_run(runs, name, load_config(config, sets or []))
-    _drive(run, as_json)
+    _start(run, background, as_json)
 
 
 @app.command()
 def resume(
     run: Annotated[str, typer.Argument(help="a run's folder, or its name in --runs")],
     sets: Sets = None,
+    background: Annotated[bool, typer.Option("--background", help="detach: the run outlives this terminal")] = False,
     runs: Runs = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
@@ -132,7 +134,42 @@ def resume(
     folder = open_run(run, runs)
     if sets:
         change_config(folder, sets)
-    _drive(folder, as_json)
+    _start(folder, background, as_json)
+
+
+@app.command()
+def attach(run: Annotated[str, typer.Argument(help="a run's folder, or its name in --runs")], runs: Runs = Path("runs")) -> None:
+    """Follow a run's progress lines until it ends; Ctrl-C leaves, and does nothing to the run."""
+    from dflash.runs.attach import follow
+    from dflash.runs.folder import open_run
+
+    print(f"{run} is {follow(open_run(run, runs), print)}")
+
+
+@app.command()
+def control(
+    run: Annotated[str, typer.Argument(help="a run's folder, or its name in --runs")],
+    action: Annotated[str, typer.Argument(help="set, pause, continue, checkpoint, stop")],
+    key: Annotated[str | None, typer.Argument(help="for set: the setting, as in pool.policy")] = None,
+    value: Annotated[str | None, typer.Argument(help="for set: its new value (YAML)")] = None,
+    wait: Annotated[float, typer.Option(help="seconds to wait for the run's answer; 0: don't")] = 30.0,
+    runs: Runs = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """Steer a run while it trains; the run answers with what it changed, or why it refused."""
+    from dflash.runs.control import await_answer, send_command
+    from dflash.runs.folder import open_run
+
+    folder = open_run(run, runs)
+    parsed = parse_override(f"{key}={value}")[2] if action == "set" and key and value is not None else None
+    sent = send_command(folder, action, key=key, value=parsed)
+    if not wait:
+        print_result({"id": sent}, as_json)
+        return
+    answer = await_answer(folder, sent, wait)
+    print_result({name: answer.get(name) for name in ("id", "action", "key", "old", "new", "accepted", "reason", "step")}, as_json)
+    if not answer["accepted"]:
+        raise RefusedInput(f"{folder.name} refused: {answer['reason']}")
 
 
 @app.command("runs")
@@ -167,7 +204,12 @@ def main() -> None:
         sys.exit(130)
 
 
-def _drive(run: Any, as_json: bool) -> None:
+def _start(run: Any, background: bool, as_json: bool) -> None:
+    from dflash.runs.launch import drive
+
+    if background:
+        print_result({"run": str(run.path), "pid": drive(run)}, as_json)
+        return
     from dflash.pipeline.train import drive_run
 
     show = _shower(sys.stderr if as_json else sys.stdout)

@@ -64,9 +64,14 @@ def drive_run(run: RunFolder, show: Callable[[str], None] = print) -> Outcome:
         RunFailed: what stopped it, and how to go on.
         StopNow: Ctrl-C came twice.
     """
-    with run.driven(), Recorder(run.events, "coordinator") as recorder:
+    with run.driven(), Recorder(run.events, "coordinator") as recorder, run.console_log.open("a", encoding="utf-8") as console:
+
+        def show_and_keep(line: str) -> None:
+            print(line, file=console, flush=True)
+            show(line)
+
         try:
-            outcome = _drive(run, recorder, show)
+            outcome = _drive(run, recorder, show_and_keep)
         except BaseException as error:
             state = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
             reason = str(error) or type(error).__name__

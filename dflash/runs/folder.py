@@ -58,8 +58,13 @@ class RunFolder:
 
     @property
     def console_log(self) -> Path:
-        """What a background run printed."""
+        """Progress lines and warnings, as printed."""
         return self.path / "console.log"
+
+    @property
+    def output_log(self) -> Path:
+        """Everything a background process printed, tracebacks included."""
+        return self.path / "output.log"
 
     @property
     def is_imported(self) -> bool:

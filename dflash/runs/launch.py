@@ -1,6 +1,6 @@
 """Start a run in the background, so that it outlives the terminal, the notebook's kernel and JupyterLab.
 
-The child is a session of its own with no standard input and its output in console.log; interrupts and hang-ups of the parent do not
+The child is a session of its own with no standard input and its output in output.log; interrupts and hang-ups of the parent do not
 reach it. Whoever wants to know how it goes reads the run's folder.
 """
 
@@ -33,7 +33,7 @@ def launch(config: RunConfig, *, runs: Path = Path("runs"), name: str | None = N
 
 def drive(run: RunFolder, *, start_seconds: float = 120.0) -> int:
     """Start a background process that drives an existing run from its newest checkpoint. Returns its pid."""
-    with run.console_log.open("ab") as log:
+    with run.output_log.open("ab") as log:
         child = subprocess.Popen(
             [sys.executable, "-m", "dflash", "resume", str(run.path.resolve())],
             stdin=subprocess.DEVNULL,
@@ -45,7 +45,7 @@ def drive(run: RunFolder, *, start_seconds: float = 120.0) -> int:
     while not run.is_driven() and child.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
     if child.poll() not in (None, 0) and run.state() != "finished":
-        raise RunFailed(f"{run.path}: the run ended at once with code {child.returncode}:\n{_last_lines(run.console_log)}")
+        raise RunFailed(f"{run.path}: the run ended at once with code {child.returncode}:\n{_last_lines(run.output_log)}")
     return child.pid
 
 
