@@ -57,7 +57,7 @@ class PrepareReport:
 
 
 def prepare(
-    inputs: Sequence[str | Path],
+    inputs: str | Path | Sequence[str | Path],
     tokenizer: str | Path,
     out: str | Path,
     *,
@@ -81,7 +81,7 @@ def prepare(
     started = time.monotonic()
     options = options or PrepareOptions()
     folder = Path(out)
-    files = find_inputs(inputs, out=folder)
+    files = find_inputs([inputs] if isinstance(inputs, str | Path) else inputs, out=folder)
     loaded = load_tokenizer(tokenizer)
     job = _job(files, loaded, options)
     make_folder(folder)
@@ -103,7 +103,7 @@ def _make(
 ) -> Manifest:
     template = _template_facts(tokenizer, options)
     total_bytes = sum(file.size_bytes for file in files)
-    workers = 1 if total_bytes <= CHUNK_BYTES // 2 else options.workers or len(os.sched_getaffinity(0))
+    workers = 1 if total_bytes <= CHUNK_BYTES // 2 else options.workers or _cores()
     results: dict[int, ChunkResult] = {}
     with PrepareProgress(total_bytes, shown=progress) as bar:
         with closing(work_off(bar.watched(_chunks(files)), Task(tokenizer, options, place), workers=workers)) as worked:
@@ -147,6 +147,11 @@ def _chunks(files: Iterable[InputFile]) -> Iterator[Chunk]:
                 number, gathered, size = number + 1, [], 0
     if gathered:
         yield Chunk(number, gathered)
+
+
+def _cores() -> int:
+    """The cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _job(files: Sequence[InputFile], tokenizer: TextTokenizer, options: PrepareOptions) -> str:

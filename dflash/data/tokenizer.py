@@ -97,11 +97,10 @@ def fingerprint_of(core: str) -> str:
 
 
 def _folder_of(name_or_folder: str | Path) -> Path:
-    if Path(name_or_folder).is_dir():
-        return Path(name_or_folder)
-    from dflash.targets import shipped_target
+    from dflash.targets import SHIPPED, shipped_target
 
-    return Path(shipped_target(str(name_or_folder)))
+    folder = Path(name_or_folder).expanduser()
+    return folder if folder.is_dir() and str(name_or_folder) not in SHIPPED else shipped_target(str(name_or_folder))
 
 
 def _template_of(template: object) -> str | None:

@@ -56,3 +56,14 @@ def test_same_tokenizer_in_another_folder_has_the_same_fingerprint(
     shutil.copytree(tokenizer_folder, tmp_path / "copy")
     assert load_tokenizer(tmp_path / "copy").fingerprint == tokenizer.fingerprint
     assert load_tokenizer(make_tokenizer(tmp_path / "same", None)).fingerprint == tokenizer.fingerprint
+
+
+def test_name_that_is_neither_folder_nor_shipped_target_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RefusedInput, match="no such folder"):
+        load_tokenizer(tmp_path / "gone")
+    with pytest.raises(RefusedInput, match="did you mean qwen3-tiny"):
+        load_tokenizer("qwen3-tny")
+
+
+def test_shipped_targets_share_one_tokenizer() -> None:
+    assert load_tokenizer("qwen3-tiny").fingerprint == load_tokenizer("qwen3_5-tiny").fingerprint

@@ -227,3 +227,14 @@ def test_masks_are_of_the_text_that_transformers_renders(tokenizer: TextTokenize
         found = encoder(tokenizer, plain).encode(Conversation(_CHAT))
         expected = whole.apply_chat_template(_CHAT, chat_template=plain, return_dict=True)["input_ids"]
         assert np.array_equal(found.tokens, expected)
+
+
+def test_shipped_targets_agree_with_and_without_markers() -> None:
+    plain, marked = (RowEncoder(load_tokenizer(name), PrepareOptions()) for name in ("qwen3-tiny", "qwen3_5-tiny"))
+    assert plain.template is not None
+    assert marked.template is not None
+    assert (plain.template.marked, marked.template.marked) == (False, True)
+    first, second = (encoder.encode(Conversation(_CHAT)) for encoder in (plain, marked))
+    assert first.tokens.tolist() == second.tokens.tolist()
+    assert first.loss_mask.tolist() == second.loss_mask.tolist()
+    assert first.loss_mask.any()
