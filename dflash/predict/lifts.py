@@ -6,6 +6,7 @@ nothing is not the bottleneck, however busy it looks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from dflash.config import RunConfig
@@ -39,7 +40,12 @@ class Lift:
 
 
 def simulate_lifts(
-    config: RunConfig, now: Simulation, *, hours: float | None = None, workload: Workload | None = None
+    config: RunConfig,
+    now: Simulation,
+    *,
+    hours: float | None = None,
+    workload: Workload | None = None,
+    told: Callable[[str], None] = lambda _: None,
 ) -> list[Lift]:
     """Simulate 20% more of each resource that the costs know of, the most useful first.
 
@@ -48,6 +54,7 @@ def simulate_lifts(
         now: its simulation as it is.
         hours: as `simulate`.
         workload: as `simulate`.
+        told: is given each resource before it is tried.
     """
     workload = workload or load_workload(config)
     costs = resolve_costs(config)
@@ -56,6 +63,7 @@ def simulate_lifts(
         changed = _with_more(resource, config, costs)
         if changed is None:
             continue
+        told(meaning)
         then = simulate(changed[0], hours=hours, workload=workload, costs=changed[1])
         gain = then.ktok_s / now.ktok_s - 1 if now.ktok_s else 0.0
         lifts.append(Lift(resource, meaning, then.ktok_s, gain))
