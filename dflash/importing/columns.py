@@ -28,8 +28,8 @@ NAMES = ("step", *NUMBERS, "phase")
 # (our name, unit, pattern of the column's name in lower case with every other sign an underscore); the first that fits wins
 _GUESSES = (
     ("step", "", r"(?:global_|trainer_|optimi[sz]er_|train_|_)?(?:step|steps|global_step|iteration|iter|update)(?:_num)?"),
-    ("rate", "tok/s", r".*(?:tokens?|toks?)_?(?:per_?|_)s(?:ec(?:ond)?)?(?:_.*)?|(?:.*_)?tps|tok_sec"),
     ("rate", "ktok/s", r".*ktok.*_?s(?:ec)?"),
+    ("rate", "tok/s", r".*(?:tokens?|toks?)_?(?:per_?|_)s(?:ec(?:ond)?)?(?:_.*)?|(?:.*_)?tps|tok_sec"),
     ("rate", "samples/s", r".*(?:samples|examples|sequences)_?(?:per_?|_)s(?:ec(?:ond)?)?(?:_.*)?"),
     ("rate", "steps/s", r".*(?:steps|it|its|iterations)_?(?:per_?|_)s(?:ec(?:ond)?)?(?:_.*)?"),
     ("step_seconds", "ms", r"(?:.*_)?(?:step|iter|iteration|batch)_?(?:time|duration|latency)?_?ms|dt_ms"),

@@ -13,7 +13,7 @@ from dflash.telemetry.console import parse_duration
 NAME = "dflash console"
 _ELAPSED = r"\[((?:\d+d)?(?:\d+h)?(?:\d+m)?(?:\d+s)?)\] step="
 _STEP = r"\[(?:\d+[dhms])+\] step=(\d+)\b"
-_BEGIN = r": (?:resumed at|from) step \d+ of \d+$"
+_BEGIN = r": (resumed at|from) step \d+ of \d+$"
 _EVALUATION = r"^evaluation at step (\d+): loss="
 _LABEL = r"^(\(\w+ pid=\d+(?:, ip=[\d.]+)?\)|\[(?:default|rank)\d+\]:?|[\w.-]+\s*\|)\s"
 DETECT = rf"{_STEP}|{_EVALUATION}"
@@ -24,7 +24,8 @@ _FIELDS = {
     "loss": rf"\bloss=({_NUMBER})", "accuracy": rf"\bacc=({_NUMBER})", "streak": rf"\bstreak=({_NUMBER})", "lr": rf"\blr=({_NUMBER})",
     "noise": rf"\bnoise=({_NUMBER})", "target_batches_per_second": r"\btgt=([\d.]+)b/s", "drafter_batches_per_second": r"\bdft=([\d.]+)b/s",
     "rate": r"\(([\d.]+)Ktok/s\)", "prefetched": r"\bq_pre=\[\s*(\d+)\s*\]", "pooled": r"\bq_hs=\[\s*(\d+)\s*\]",
-    "pool_histogram": r"\bq_hsb=\[\s*(\d+(?:\s*,\s*\d+)*)\s*\]", "epoch": r"\bepoch~(\d+\.\d+)(?:\s|$)", "eta_seconds": r"\bETA=([\d.]+[dhms])",
+    "pool_histogram": r"\bq_hsb=\[\s*(\d+(?:\s*,\s*\d+)*)\s*\]",
+    "epoch": r"\bepoch~([-+\d.eE]+)(?:\s|$)", "eta_seconds": r"\bETA=([\d.]+[dhms])",
 }  # fmt: skip
 _WHOLE = (
     r"^(?P<stream>\(\w+ pid=\d+(?:, ip=[\d.]+)?\) |\[(?:default|rank)\d+\]:? |[\w.-]+\s*\| )?"
@@ -43,7 +44,7 @@ def read(lines: pl.DataFrame) -> pl.DataFrame:
     text = pl.col("text")
     groups = lines.select("line", fields=text.str.extract_groups(_WHOLE)).unnest("fields")
     whole = groups.filter(pl.col("step").is_not_null()).with_columns(
-        pl.col("stream").fill_null("").str.strip_chars_end(), session=pl.lit(False), phase=pl.lit("train")
+        pl.col("stream").fill_null("").str.strip_chars_end(), mark=pl.lit(None, pl.String), phase=pl.lit("train")
     )
     rest = lines.join(whole.select("line"), on="line", how="anti", maintain_order="left")
     parts = [part for part in (whole, _field_by_field(rest)) if not part.is_empty()]
@@ -61,7 +62,7 @@ def _field_by_field(lines: pl.DataFrame) -> pl.DataFrame:
     return known.select(
         "line",
         stream=text.str.extract(_LABEL).fill_null(""),
-        session=text.str.contains(_BEGIN),
+        mark=text.str.extract(_BEGIN).replace_strict({"resumed at": "resumed", "from": "new"}, default=None),
         phase=pl.when(evaluation).then(pl.lit("evaluation")).when(progress).then(pl.lit("train")),
         step=pl.coalesce(text.str.extract(_STEP), text.str.extract(_EVALUATION)),
         elapsed=text.str.extract(_ELAPSED),

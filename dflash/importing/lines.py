@@ -54,6 +54,8 @@ class LineReader:
             held, cut = decoder.decode(mark), False
             while chunk := self._read(stream):
                 held += decoder.decode(chunk)
+                if len(chunk) < CHUNK_BYTES:  # the file's end: kept together, so that wrapped lines can be joined
+                    continue
                 whole, newline, rest = held.rpartition("\n")
                 if newline:
                     yield whole
@@ -62,18 +64,23 @@ class LineReader:
                     cut, held = True, held[:MAX_LINE_BYTES]
             held += decoder.decode(b"", final=True)
             if held:
-                yield held
+                yield held.removesuffix("\n")
             if cut:
                 self.notes.append(f"{self.path.name}: a line longer than {MAX_LINE_BYTES:,} characters was cut")
 
     def _read(self, stream: IO[bytes]) -> bytes:
+        """Up to a chunk; what came before a break in a compressed file is kept."""
+        read, size = [], 0
         try:
-            return stream.read(CHUNK_BYTES)
+            while size < CHUNK_BYTES and (part := stream.read1(CHUNK_BYTES)):  # type: ignore[attr-defined]
+                read.append(part)
+                size += len(part)
         except (EOFError, zlib.error, zstandard.ZstdError) as error:
-            self.notes.append(f"{self.path.name}: the compressed file breaks off ({error}); read as far as it goes")
-            return b""
+            note = f"{self.path.name}: the compressed file breaks off ({error}); read as far as it goes"
+            self.notes = list(dict.fromkeys([*self.notes, note]))
         except OSError as error:
             raise RefusedInput(f"{self.path}: can't be read ({error.strerror or error})") from error
+        return b"".join(read)
 
 
 def open_bytes(path: Path) -> IO[bytes]:

@@ -29,6 +29,7 @@ _GOLDEN = {
     "lr": ("learning-rate", "learning rate"),
 }  # fmt: skip
 _START = re.compile(DETECT)
+_LAST_FIELD = re.compile(r"number\s*of\s*nan\s*iterations:")
 
 
 def join_wrapped(lines: pl.DataFrame) -> tuple[pl.DataFrame, list[int]]:
@@ -118,12 +119,17 @@ def _float(value: Any) -> float | None:
 
 
 def _is_whole(text: str) -> bool:
-    return text.rstrip().endswith("|") and "lm loss" in text
+    return text.rstrip().endswith("|") and _LAST_FIELD.search(text) is not None
 
 
 def _goes_on(text: str, piece: str) -> bool:
     """Whether a line can be the rest of a wrapped one: it has a pipe, or ends a field that was begun, and starts no line of its own."""
-    return bool(piece.strip()) and _START.search(piece) is None and ("|" in piece or not text.rstrip().endswith("|"))
+    return (
+        bool(piece.strip())
+        and not piece.startswith("[")
+        and _START.search(piece) is None
+        and ("|" in piece or not text.rstrip().endswith("|"))
+    )
 
 
 def _loose(label: str) -> str:

@@ -21,7 +21,7 @@ _POINTS = {
 _STEPS = ("step_num", "step", "samples_count", "epoch_num")
 _SCHEMA = {
     "line": pl.Int64, "step": pl.Float64, "time": pl.Float64, "loss": pl.Float64, "rate": pl.Float64, "lr": pl.Float64,
-    "grad_norm": pl.Float64, "step_seconds": pl.Float64, "phase": pl.String, "session": pl.Boolean,
+    "grad_norm": pl.Float64, "step_seconds": pl.Float64, "phase": pl.String, "mark": pl.String,
 }  # fmt: skip
 
 
@@ -42,7 +42,7 @@ def read(lines: pl.DataFrame) -> tuple[pl.DataFrame, list[int]]:
         if values or key == "run_start":
             time = _number(message.get("time_ms"))
             found = {"line": number, "step": _step(message.get("metadata")), "time": None if time is None else time / 1_000}
-            rows.append({**found, "phase": phase if values else None, "session": key == "run_start", **values})
+            rows.append({**found, "phase": phase if values else None, "mark": "new" if key == "run_start" else None, **values})
     return pl.DataFrame(rows, schema=_SCHEMA, strict=False), understood
 
 

@@ -4,7 +4,8 @@ Columns a format does not know are absent. Numbers a log gives as nan or inf are
 
     line Int64, stream String (who printed it, where a log mixes several), step Int64, elapsed Float64 (s since the session began),
     time Float64 (s since 1970), step_seconds Float64, rate Float64 (in `rate_unit`), tokens Float64, loss, accuracy, streak,
-    grad_norm, lr, noise, epoch Float64, phase String (train, evaluation), session Boolean (a session begins here)
+    grad_norm, lr, noise, epoch Float64, phase String (train, evaluation; null: no reading, only a mark), mark String (a session begins here:
+    new, resumed, or begins where the log does not say which)
 
 and of this project's console: target_batches_per_second, drafter_batches_per_second, prefetched, pooled, pool_histogram (list), eta_seconds.
 """
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 
 import polars as pl
 
+LATEST_SECONDS = 1e11
 RATE_UNITS = ("Ktok/s", "samples/s", "steps/s")
 NUMBERS = (
     "elapsed", "time", "step_seconds", "rate", "tokens", "loss", "accuracy", "streak", "grad_norm", "lr", "noise", "epoch",
@@ -59,4 +61,8 @@ def numeric(frame: pl.DataFrame) -> tuple[pl.DataFrame, int]:
     names = [name for name in NUMBERS if name in frame.columns]
     bad = sum(int((~frame[name].is_finite()).sum()) for name in names)
     finite = [pl.when(pl.col(name).is_finite()).then(pl.col(name)).alias(name) for name in names]
-    return frame.with_columns(finite), bad
+    frame = frame.with_columns(finite)
+    times = [name for name in ("time", "elapsed", "step_seconds") if name in frame.columns]
+    return frame.with_columns(
+        pl.when(pl.col(name).is_between(0, LATEST_SECONDS)).then(pl.col(name)).alias(name) for name in times
+    ), bad

@@ -51,8 +51,9 @@ class ImportedRun:
 def split_runs(readings: Readings) -> list[ImportedRun]:
     """The runs of a log, in order of their first lines."""
     frame = readings.frame
-    if "stream" not in frame.columns:
-        frame = frame.with_columns(stream=pl.lit(""))
+    for name, usual in (("stream", ""), ("mark", None)):
+        if name not in frame.columns:
+            frame = frame.with_columns(pl.lit(usual, pl.String).alias(name))
     runs: list[ImportedRun] = []
     for stream in frame["stream"].unique(maintain_order=True):
         for part in _runs_of(_filled_steps(frame.filter(pl.col("stream") == stream))):
@@ -71,8 +72,10 @@ def _runs_of(frame: pl.DataFrame) -> list[pl.DataFrame]:
     """Cut where a session begins, and join sessions that go on with a run. Marker rows (without any number) are dropped after that."""
     begins = _session_starts(frame)
     frame = frame.with_columns(session=pl.Series(begins).cum_sum().cast(pl.Int64))
-    first_steps = frame.group_by("session", maintain_order=True).agg(pl.col("step").first())
-    new_run = (first_steps["step"] <= FIRST_STEP_OF_A_RUN).to_numpy().copy()
+    first_steps = frame.group_by("session", maintain_order=True).agg(pl.col("step").first(), pl.col("mark").drop_nulls().first())
+    early = first_steps["step"] <= FIRST_STEP_OF_A_RUN
+    said = first_steps["mark"].replace_strict({"new": True, "resumed": False}, default=None, return_dtype=pl.Boolean)
+    new_run = pl.select(pl.coalesce(said, early)).to_series().to_numpy().copy()
     new_run[:1] = False
     run_of = pl.DataFrame({"session": first_steps["session"], "run": new_run.cumsum()})
     marked = frame.join(run_of, on="session", maintain_order="left")
@@ -84,17 +87,16 @@ def _runs_of(frame: pl.DataFrame) -> list[pl.DataFrame]:
 def _session_starts(frame: pl.DataFrame) -> NDArray[np.bool_]:
     """Rows at which a session begins; never the first one."""
     starts = np.zeros(len(frame), bool)
-    if "session" in frame.columns:
-        starts |= frame["session"].fill_null(False).to_numpy()
+    marks = frame["mark"].is_not_null().to_numpy()
+    starts |= marks
     clock = "elapsed" if _has(frame, "elapsed") else "step"
     values = frame[clock].cast(pl.Float64).to_numpy()
     known = np.flatnonzero(np.isfinite(values))
     starts[known[1:][np.diff(values[known]) < 0]] = True
-    if "session" in frame.columns and clock == "elapsed":  # the first line after a marker shows a small time: one start, not two
-        marks = frame["session"].fill_null(False).to_numpy()
-        for at in np.flatnonzero(marks):
-            after = known[known > at]
-            starts[after[:1]] = False
+    after = np.searchsorted(known, np.flatnonzero(marks), side="right")
+    starts[known[after[after < known.size]]] &= marks[
+        known[after[after < known.size]]
+    ]  # the first time after a mark is no second start
     starts[:1] = False
     return starts
 

@@ -62,7 +62,8 @@ def read(paths: Sequence[Path], given: Sequence[str]) -> Readings | None:
     frame = wide.pivot(on="tag", index=["session", "step"], values="value", aggregate_function="last")
     places = wide.group_by("session", "step").agg(pl.col("line").min(), pl.col("time").max())
     frame = frame.join(places, on=["session", "step"]).sort("session", "line")
-    readings = frame.select("line", "step", "time", *to_readings(columns), session=pl.col("session").diff().fill_null(0) != 0)
+    mark = pl.when(pl.col("session").diff().fill_null(0) != 0).then(pl.lit("begins"))
+    readings = frame.select("line", "step", "time", *to_readings(columns), mark=mark)
     return Readings(
         frame=readings, format=NAME, rate_unit=rate_unit(columns), lines_read=records, lines_understood=understood, not_understood=odd[:20],
         mapping={column.name: column.text for column in columns}, notes=[f"{records} records of {len(paths)} file(s); a line is a record"],

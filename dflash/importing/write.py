@@ -58,11 +58,11 @@ def _events(name: str, run: ImportedRun, rate_unit: str) -> Iterator[bytes]:
     for first in frame.group_by("session", maintain_order=True).first().iter_rows(named=True):
         yield encode({"event": "run_started", "time": first["time"], "seconds": first["seconds"], "schema": SCHEMA_VERSION, "run": name,
                       "step": first["step"], "total_steps": int(frame["step"].max()), "boundaries": [], "imported": True})  # type: ignore[arg-type]  # fmt: skip
-    yield _json_lines("line", _line_frame(training, rate_unit))
-    yield _json_lines("step", _step_frame(training, rate_unit))
     yield _sample_lines(training)
+    yield _json_lines("line", _line_frame(training, rate_unit))
     if "phase" in frame.columns and "loss" in frame.columns:
         yield _json_lines("evaluation", frame.filter(pl.col("phase") == "evaluation").select("time", "seconds", "step", "loss"))
+    yield _json_lines("step", _step_frame(training, rate_unit))  # last, where whoever lists runs looks for the newest step
     last = frame.tail(1).row(0, named=True)
     yield encode(
         {"event": "run_ended", "time": last["time"], "seconds": last["seconds"], "state": "imported", "step": last["step"]}
@@ -70,7 +70,7 @@ def _events(name: str, run: ImportedRun, rate_unit: str) -> Iterator[bytes]:
 
 
 def _line_frame(frame: pl.DataFrame, rate_unit: str) -> pl.DataFrame:
-    lines = frame.drop("at", "stream", "session", "phase", strict=False).rename({"line": "source_line"})
+    lines = frame.drop("at", "stream", "session", "phase", "mark", strict=False).rename({"line": "source_line"})
     return lines.with_columns(rate_unit=pl.lit(rate_unit))
 
 
@@ -111,8 +111,8 @@ def _sample_lines(frame: pl.DataFrame) -> bytes:
     empty_seconds = np.cumsum((depths.sum(axis=1) == 0) * since)
     every = -(-len(gauges) // MOST_SAMPLES)
     out = []
-    for at in range(0, len(gauges), every):
-        time, seconds, step, prefetched = gauges.select("time", "seconds", "step", "prefetched").row(at)
+    thinned = gauges.select("time", "seconds", "step", "prefetched").gather_every(every)
+    for at, (time, seconds, step, prefetched) in zip(range(0, len(gauges), every), thinned.iter_rows(), strict=True):
         pool = {
             "queue": "pool",
             "depths": depths[at],
