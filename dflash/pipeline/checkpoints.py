@@ -44,10 +44,17 @@ class CheckpointStore:
     on_saved: Callable[[int, Path, int], None] = lambda step, folder, size_bytes: None
 
     def begin(self, step: int) -> Save:
-        """The job that writes weights and optimiser, into a folder readers don't see yet."""
+        """The job that writes weights and optimiser, into a folder readers don't see yet.
+
+        Raises:
+            RunFailed: the folder can't be made.
+        """
         part = self._part(step)
         shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
+        try:
+            part.mkdir(parents=True)
+        except OSError as error:
+            raise RunFailed(f"{part}: can't be made ({error.strerror}); make room, then `dflash resume`") from error
         return Save(part)
 
     def commit(self, step: int, state: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dflash.config import RunConfig
 from dflash.data.dataset import TokenDataset
 from dflash.data.rows import TokenRows
-from dflash.errors import RefusedInput
+from dflash.errors import RefusedInput, RunFailed
 from dflash.model.facts import target_facts
 from dflash.model.results import BatchResult, StepResult
 from dflash.model.shape import DrafterShape
@@ -137,8 +137,15 @@ class TrainingDrafter:
         return self.trainer.apply_step(lr, self.all_reduce)
 
     def save(self, folder: Path) -> None:
-        """Write weights and optimiser."""
-        self.trainer.save(folder)
+        """Write weights and optimiser.
+
+        Raises:
+            RunFailed: they can't be written.
+        """
+        try:
+            self.trainer.save(folder)
+        except OSError as error:
+            raise RunFailed(f"{folder}: can't be written ({error.strerror}); make room, then `dflash resume`") from error
 
 
 def pick_device(device: str) -> torch.device:

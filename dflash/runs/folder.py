@@ -99,7 +99,9 @@ class RunFolder:
         return "crashed" if (self.path / "process.json").exists() else "new"
 
     def is_driven(self) -> bool:
-        """Whether the process named in process.json is alive: the same pid AND the same start time, and no zombie."""
+        """Whether a session is under way: none has recorded its end, and its process lives (same pid AND start time, no zombie)."""
+        if (self.path / "exit.json").exists():
+            return False
         process = read_json(self.path / "process.json")
         try:
             alive = psutil.Process(int(process["pid"]))

@@ -43,6 +43,7 @@ def test_states_follow_process_and_exit_record(tmp_path):
     with run.driven():
         assert run.state() == "running"
         run.write_exit("stopped", step=3)
+        assert run.state() == "stopped"  # although this very process lives on, as a notebook's kernel does
     write_json(run.path / "process.json", {"pid": os.getpid(), "start_time": 1.0})  # the pid was taken by another process since
     assert run.state() == "stopped"
     (run.path / "exit.json").unlink()
