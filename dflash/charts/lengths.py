@@ -69,25 +69,22 @@ def class_shares(classes: pl.DataFrame) -> go.Figure:
     return figure
 
 
-def efficiency_by_buckets(curve: pl.DataFrame, by_hand: tuple[int, float] | None = None) -> go.Figure:
+def efficiency_by_buckets(curve: pl.DataFrame) -> go.Figure:
     """Padding efficiency against the number of buckets, a line a rule.
 
     Args:
-        curve: columns rule, buckets, padding_efficiency.
-        by_hand: number of buckets and efficiency of boundaries given by hand.
+        curve: columns rule, buckets, padding_efficiency; the rule `by_hand` is a single point.
     """
     if curve.is_empty():
         return empty_figure(_NO_LENGTHS, title="efficiency against buckets")
     figure = new_figure(Axis("buckets"), Axis("padding efficiency", "%"), title="what another bucket brings", height=360)
-    for number, (rule, part) in enumerate(curve.group_by("rule", maintain_order=True)):
+    for number, (key, part) in enumerate(curve.group_by("rule", maintain_order=True)):
+        rule = str(key[0]).replace("_", " ")
+        by_hand = rule == "by hand"
         figure.add_scatter(
-            x=part["buckets"].to_list(), y=(part["padding_efficiency"] * 100).to_list(), name=str(rule[0]), mode="lines+markers",
-            line={"color": SERIES[number], "dash": DASHES[number]},
-            hovertemplate="%{x} buckets: %{y:.1f}%<extra>" + str(rule[0]) + "</extra>",
-        )  # fmt: skip
-    if by_hand is not None:
-        figure.add_scatter(
-            x=[by_hand[0]], y=[by_hand[1] * 100], name="by hand", mode="markers", marker={"color": RED, "symbol": "x", "size": 11},
-            hovertemplate="%{x} buckets: %{y:.1f}%<extra>by hand</extra>",
+            x=part["buckets"].to_list(), y=(part["padding_efficiency"] * 100).to_list(), name=rule,
+            mode="markers" if by_hand else "lines+markers", line={"color": SERIES[number], "dash": DASHES[number]},
+            marker={"symbol": "x", "size": 11, "color": SERIES[number]} if by_hand else {"size": 6},
+            hovertemplate="%{x} buckets: %{y:.1f}%<extra>" + rule + "</extra>",
         )  # fmt: skip
     return figure

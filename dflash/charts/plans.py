@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
@@ -41,11 +42,13 @@ def speed_against_mix(plans: pl.DataFrame, window: int = 32) -> go.Figure:
         part = shown.filter(pl.col("frontier") == on_frontier)
         figure.add_scatter(
             x=part[mix].to_list(), y=part["ktok_s"].to_list(), name=name, mode="markers+text",
-            text=[escaped(plan) for plan in part["plan"]], textposition="top center",
+            text=[escaped(plan) for plan in part["plan"]], textposition=["top center", "bottom center"] * part.height,
             customdata=(part["padding_efficiency"] * 100).to_list(), marker={"color": colour, "symbol": symbol, "size": 10},
             hovertemplate="%{text}: %{y:.1f} Ktok/s, vr %{x:.3g}, padding efficiency %{customdata:.1f}%<extra></extra>",
         )  # fmt: skip
-    figure.update_yaxes(rangemode="tozero")
+    lowest, highest = float(shown[mix][0]), float(shown[mix][-1])
+    figure.update_xaxes(range=[math.log10(max(lowest, 1e-4) / 3), math.log10(max(highest, 1e-4) * 3)])  # room for the names
+    figure.update_yaxes(range=[0, 1.12 * max(shown["ktok_s"].to_list())])
     return figure
 
 

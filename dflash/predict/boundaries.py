@@ -96,7 +96,7 @@ def advise_boundaries(
         chosen["by_hand"] = by_hand
     efficiency = {rule: _planned(lengths, settings, each) for rule, each in chosen.items()}
     rules = {rule: {"boundaries": each, "padding_efficiency": efficiency[rule]} for rule, each in chosen.items()}
-    return BoundaryAdvice(found, efficiency["optimal"], attention, _curve(lengths, most, attention), rules)
+    return BoundaryAdvice(found, efficiency["optimal"], attention, _curve(lengths, most, attention, by_hand), rules)
 
 
 def _planned(lengths: NDArray[np.int32], settings: BatchingConfig, boundaries: list[int]) -> float:
@@ -105,7 +105,7 @@ def _planned(lengths: NDArray[np.int32], settings: BatchingConfig, boundaries: l
     return int(lengths.sum(dtype=np.int64)) / int(padded_tokens(plan, lengths).sum())
 
 
-def _curve(lengths: NDArray[np.int32], most: int, attention: float) -> pl.DataFrame:
+def _curve(lengths: NDArray[np.int32], most: int, attention: float, by_hand: list[int] | None) -> pl.DataFrame:
     lengths = table_of(lengths).whole.thinned(CURVE_SAMPLES)
     rows = [("optimal", k + 1, efficiency) for k, (_, efficiency) in enumerate(boundary_curve(lengths, most, attention=attention))]
     simple: dict[str, Callable[[int], list[int]]] = {
@@ -114,4 +114,6 @@ def _curve(lengths: NDArray[np.int32], most: int, attention: float) -> pl.DataFr
     }
     for rule, place in simple.items():
         rows += [(rule, k, bucket_efficiency(lengths, place(k))) for k in range(1, most + 1)]
+    if by_hand is not None:
+        rows.append(("by_hand", len(by_hand) - 1, bucket_efficiency(lengths, by_hand)))
     return pl.DataFrame(rows, schema=["rule", "buckets", "padding_efficiency"], orient="row")

@@ -62,10 +62,8 @@ def lengths_page(table: LengthTable, report: dict[str, Any], boundaries: list[in
 
 def boundaries_page(advice: BoundaryAdvice, source: str, table: LengthTable) -> Page:
     """The page of `dflash boundaries`."""
-    by_hand = advice.rules.get("by_hand")
-    point = None if by_hand is None else (len(by_hand["boundaries"]) - 1, by_hand["padding_efficiency"])
     rows = [[rule, str(each["boundaries"]), each["padding_efficiency"]] for rule, each in advice.rules.items()]
-    chart = efficiency_by_buckets(advice.curve, point)
+    chart = efficiency_by_buckets(advice.curve)
     return Page(
         "Length boundaries",
         [
