@@ -25,7 +25,7 @@ _NO_STEP = "no optimiser step yet"
 
 def loss(runs: Sequence[RunSeries], view: View) -> go.Figure:
     """Loss of each step (extremes kept), its mean with a band of one standard deviation, and the held-out loss."""
-    title = "loss (nats a drafted token, weighted)"
+    title = "loss"
     if not any(len(run.steps) for run in runs):
         return waiting(_NO_STEP, title)
     scale = scale_of(runs, view)
@@ -39,12 +39,12 @@ def loss(runs: Sequence[RunSeries], view: View) -> go.Figure:
         x, y = _shown(run, run.evaluations, "loss", view)
         if y.size:
             traces.append(_dots(x / scale.size, y, "held out" if len(runs) == 1 else f"{run.name}, held out", ORANGE, "diamond"))
-    return figure(traces, scale, Axis("loss", "nats"), runs, view, title=title, yaxis={"rangemode": "normal"})
+    return figure(traces, scale, Axis("weighted loss", "nats a token"), runs, view, title=title, yaxis={"rangemode": "normal"})
 
 
 def acceptance(runs: Sequence[RunSeries], view: View) -> go.Figure:
     """Acceptance length (streak + 1) of the batches whose metrics were taken, and of the held-out conversations."""
-    title = "acceptance length (accepted draft tokens + 1)"
+    title = "acceptance length: accepted tokens + 1"
     if not any(np.isfinite(run.steps["acceptance_length"]).any() or len(run.evaluations) for run in runs):
         return waiting("no metrics yet; telemetry.metrics_every sets how often they are taken", title)
     scale = scale_of(runs, view)
@@ -56,7 +56,7 @@ def acceptance(runs: Sequence[RunSeries], view: View) -> go.Figure:
         x, y = _shown(run, run.evaluations, "acceptance_length", view)
         if y.size:
             traces.append(_dots(x / scale.size, y, "held out" if len(runs) == 1 else f"{run.name}, held out", ORANGE, "diamond"))
-    return figure(traces, scale, Axis("acceptance length", "tokens"), runs, view, title=title, yaxis={"rangemode": "normal"})
+    return figure(traces, scale, Axis("tokens a target call"), runs, view, title=title, yaxis={"rangemode": "normal"})
 
 
 def schedule(runs: Sequence[RunSeries], view: View) -> go.Figure:
@@ -73,10 +73,10 @@ def schedule(runs: Sequence[RunSeries], view: View) -> go.Figure:
         colours = (BLUE, RED) if len(runs) == 1 else (SERIES[number % len(SERIES)],) * 2
         traces.append(_line(*keep_extremes(x / scale.size, norm, view.points), names[0], colours[0]))
         traces.append(_line(*keep_extremes(x / scale.size, rate, view.points), names[1], colours[1], dash="dash", yaxis="y2"))
-    lower = {"title": {"text": "learning rate"}, "domain": [0, 0.42], "rangemode": "tozero", "exponentformat": "power", "nticks": 4}
+    lower = {"title": {"text": "rate"}, "domain": [0, 0.42], "rangemode": "tozero", "exponentformat": "power", "nticks": 4}
     upper = {"domain": [0.56, 1]}
     axis = {"anchor": "y2"}
-    drawn = figure(traces, scale, Axis("gradient norm"), runs, view, title=title, yaxis=upper, yaxis2=lower)
+    drawn = figure(traces, scale, Axis("norm"), runs, view, title=title, yaxis=upper, yaxis2=lower)
     return drawn.update_xaxes(axis)
 
 

@@ -6,6 +6,7 @@ points a line may have. Charts take it whole, so that zoom and axis are linked b
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -143,7 +144,14 @@ def marks_drawn(marks: Iterable[Mark], scale: Scale, view: View) -> tuple[list[d
 def waiting(message: str, title: str, height: int = 300) -> go.Figure:
     """The chart before its first point: it says what it waits for."""
     nothing = {"visible": False}
-    note = {"text": escaped(message), "showarrow": False, "x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper"}
+    note = {
+        "text": "<br>".join(textwrap.wrap(escaped(message), 42)),
+        "showarrow": False,
+        "x": 0.5,
+        "y": 0.5,
+        "xref": "paper",
+        "yref": "paper",
+    }
     layout = {
         "template": _template(),
         "title": {"text": title},

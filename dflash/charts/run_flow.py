@@ -32,20 +32,20 @@ def throughput(runs: Sequence[RunSeries], view: View) -> go.Figure:
     scale = scale_of(runs, view)
     traces: list[dict[str, Any]] = []
     for number, run in enumerate(runs):
-        x = positions(run, run.samples, view.axis) / scale.size
-        part = slice_of(x * scale.size, view.shown)
-        quantities = [("committed", run.samples["committed_tokens"], BLUE, "solid", 2.5)]
+        quantities = [("committed", run.steps, run.steps["committed_tokens"], BLUE, "solid", 2.5)]
         if len(runs) == 1:
             quantities += [
-                ("drafters", _sum(run, "drafter", "tokens"), RED, "dot", 1.8),
-                ("targets, real", _sum(run, "target", "tokens"), GREEN, "dash", 1.8),
-                ("targets, padded", _sum(run, "target", "padded_tokens"), ORANGE, "dashdot", 1.2),
+                ("drafters", run.samples, _sum(run, "drafter", "tokens"), RED, "dot", 1.8),
+                ("targets, real", run.samples, _sum(run, "target", "tokens"), GREEN, "dash", 1.8),
+                ("targets, padded", run.samples, _sum(run, "target", "padded_tokens"), ORANGE, "dashdot", 1.2),
             ]
-        for name, counter, colour, dash, width in quantities:
-            rate = window_rate(run.samples, counter, view.window_seconds) / 1_000
+        for name, rows, counter, colour, dash, width in quantities:
+            x = positions(run, rows, view.axis)
+            part = slice_of(x, view.shown)
+            rate = window_rate(rows, counter, view.window_seconds) / 1_000
             if len(runs) > 1:
                 name, colour, dash = run.name, SERIES[number % len(SERIES)], DASHES[number % len(DASHES)]
-            traces.append(_line(x[part], rate[part], name, colour, view, dash=dash, width=width))
+            traces.append(_line(x[part] / scale.size, rate[part], name, colour, view, dash=dash, width=width))
     return figure(traces, scale, Axis("throughput", "Ktok/s"), runs, view, title=title)
 
 
@@ -76,12 +76,20 @@ def pool_now(runs: Sequence[RunSeries], view: View) -> go.Figure:
         return waiting(_NO_SAMPLE, title)
     counts = _pool(run)[:, -1]
     labels = bucket_labels(run.boundaries)[: counts.size]
+    top = [0, max(_pool(run).max() * 1.15, 1.0)]
     bars = {
         "type": "bar", "x": labels, "y": counts, "marker": {"color": ramp(counts.size)}, "showlegend": False,
         "meta": {"dark": {"marker": {"color": ramp(counts.size, "dark")}}},
         "text": [f"{count:g}" for count in counts], "textposition": "outside", "cliponaxis": False,
     }  # fmt: skip
-    return _plain([bars], Axis("row length", "tokens"), Axis("ready items", "batches"), title, xaxis={"type": "category"})
+    return _plain(
+        [bars],
+        Axis("row length", "tokens"),
+        Axis("ready items", "batches"),
+        title,
+        xaxis={"type": "category"},
+        yaxis={"range": top},
+    )
 
 
 def pool_over_time(runs: Sequence[RunSeries], view: View) -> go.Figure:
@@ -106,7 +114,7 @@ def pool_over_time(runs: Sequence[RunSeries], view: View) -> go.Figure:
 
 def workers(runs: Sequence[RunSeries], view: View) -> go.Figure:
     """Share of their time that targets (upper) and drafters (lower) of the first run spent in each state."""
-    title, run = "what targets and drafters do", runs[0] if runs else None
+    title, run = "share of time, targets and drafters", runs[0] if runs else None
     if run is None or len(run.samples) < 2:
         return waiting(_NO_SAMPLE, title, 380)
     scale = scale_of(runs, view)
@@ -124,12 +132,13 @@ def workers(runs: Sequence[RunSeries], view: View) -> go.Figure:
                 {
                     "type": "scatter", "mode": "lines", "stackgroup": kind, "x": x[at][1:] / scale.size, "y": np.round(share, 2),
                     "yaxis": axis, "name": state, "legendgroup": state, "line": {"width": 0, "color": STATE_COLOURS[state], "shape": "vh"},
+                    "fillcolor": STATE_COLOURS[state],
                     "showlegend": kind == "drafter" or state not in _states_of(run, "drafter"), "hovertemplate": f"{state} %{{y:.0f}}%",
                 }
             )  # fmt: skip
     upper = {"domain": [0.54, 1], "range": [0, 100], "fixedrange": True}
-    lower = {"title": {"text": "drafters (% of time)"}, "domain": [0, 0.46], "range": [0, 100], "fixedrange": True}
-    drawn = figure(traces, scale, Axis("targets", "% of time"), runs, view, title=title, height=380, yaxis=upper, yaxis2=lower)
+    lower = {"title": {"text": "drafters (%)"}, "domain": [0, 0.46], "range": [0, 100], "fixedrange": True}
+    drawn = figure(traces, scale, Axis("targets", "%"), runs, view, title=title, height=380, yaxis=upper, yaxis2=lower)
     return drawn.update_xaxes({"anchor": "y2"})
 
 
@@ -181,17 +190,20 @@ def devices(runs: Sequence[RunSeries], view: View) -> go.Figure:
     return drawn.update_xaxes({"anchor": "y2"})
 
 
-def window_starts(samples: Columns, window_seconds: float) -> NDArray[np.int64]:
-    """For each sample the one its rate is counted from: the latest that is at least the window ago, of the same session."""
-    elapsed, session = samples["elapsed_seconds"], samples["session"]
+def window_starts(rows: Columns, window_seconds: float) -> NDArray[np.int64]:
+    """For each row the one its rate is counted from: the latest that is at least the window ago, of the same session.
+
+    Rows are samples or steps; steps may lie further apart than the window, and a rate then spans one step.
+    """
+    elapsed, session = rows["elapsed_seconds"], rows["session"]
     first_of_session = np.searchsorted(session, session, side="left")
     return np.maximum(np.searchsorted(elapsed, elapsed - window_seconds, side="right") - 1, first_of_session)
 
 
-def window_rate(samples: Columns, counter: Numbers, window_seconds: float) -> Numbers:
-    """A counter's growth per second over the last `window_seconds` at each sample; NaN at the first of a session."""
-    since = window_starts(samples, window_seconds)
-    seconds = samples["elapsed_seconds"] - samples["elapsed_seconds"][since]
+def window_rate(rows: Columns, counter: Numbers, window_seconds: float) -> Numbers:
+    """A counter's growth per second over the last `window_seconds` at each row; NaN at the first of a session."""
+    since = window_starts(rows, window_seconds)
+    seconds = rows["elapsed_seconds"] - rows["elapsed_seconds"][since]
     grown = counter - counter[since]
     return np.where(seconds > 0, grown / np.maximum(seconds, 1e-9), np.nan)
 

@@ -96,7 +96,7 @@ class RunSeries:
     """One run's events, read as they come.
 
     Attributes:
-        steps: one row an optimiser step: elapsed_seconds, the step event's numbers, committed_tokens.
+        steps: one row an optimiser step: elapsed_seconds, session, the step event's numbers, committed_tokens.
         samples: one row a sample: elapsed_seconds, session, clock_seconds, step, committed_tokens, ready, pool_bytes, `pool-<bucket>`
             (items now), `pool-<bucket>-depth_seconds`, and for each worker `<worker>-tokens`, `-padded_tokens`, `-batches` and
             `-<state>_seconds`; counters restart with each session.
@@ -187,7 +187,12 @@ class RunSeries:
             self.steps.cut(kept)
             self._committed = float(self.steps["committed_tokens"][-1]) if kept else 0.0
         self._committed += event.get("tokens") or 0
-        row = {"elapsed_seconds": elapsed, "committed_tokens": self._committed, **{key: event.get(key) for key in _STEP_FIELDS}}
+        row = {
+            "elapsed_seconds": elapsed,
+            "session": self.sessions,
+            "committed_tokens": self._committed,
+            **{key: event.get(key) for key in _STEP_FIELDS},
+        }
         self.steps.append(row)
 
     def _take_sample(self, event: dict[str, Any], elapsed: float) -> None:
