@@ -31,8 +31,8 @@ class FoundDrafter:
 
     Attributes:
         folder: holds config.json and model.safetensors.
-        origin: where it came from, as far as known: run, step, target, data (fingerprint), holdout, seed. Exported folders keep it in
-            provenance.json; those made elsewhere have none.
+        origin: where it came from, as far as known: run, step, target, data (fingerprint), data_path, holdout, seed. Exported folders keep it
+            in provenance.json; those made elsewhere have none.
     """
 
     folder: Path
@@ -126,5 +126,6 @@ def _of_run(run: RunFolder, folder: Path, state: dict[str, Any]) -> FoundDrafter
         "seed": belongs.get("optim.seed", 0),
     }
     if (run.path / "config.yaml").is_file():
-        origin["target"] = run.config().target.path
+        config = run.config()
+        origin |= {"target": config.target.path, "data_path": config.data.path}
     return FoundDrafter(folder, origin)

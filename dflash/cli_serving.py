@@ -1,0 +1,176 @@
+"""Subcommands for what comes before and after a run: `doctor`, `export`, `eval`, `generate`."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from dflash.cli_output import AsJson, Runs, Sets, print_result
+
+Checkpoint = Annotated[
+    str, typer.Argument(help="an exported folder, a run's checkpoint folder, a run's folder, or its name in --runs")
+]
+Target = Annotated[str | None, typer.Option(help="folder or shipped name; empty: the one the drafter was trained for")]
+MaxNewTokens = Annotated[int, typer.Option(min=1, help="tokens of an answer, at most")]
+Temperature = Annotated[float, typer.Option(min=0.0, help="0: greedy, and held against plain decoding token for token")]
+Seed = Annotated[int, typer.Option(min=0, help="of the draws (temperature > 0)")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the subcommands to the `dflash` command."""
+    app.command("doctor")(doctor)
+    app.command("export")(export)
+    app.command("eval")(evaluate)
+    app.command("generate")(generate)
+
+
+def doctor(
+    config: Annotated[Path, typer.Argument(help="a run's YAML file")],
+    sets: Sets = None,
+    runs: Runs = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """Say what a run needs and what this machine has, before it starts; refuse what can't fit."""
+    from dflash.config import load_config
+    from dflash.doctor import examine
+
+    examination = examine(load_config(config, sets or []), runs=runs)
+    if as_json:
+        print_result(examination.as_dict(), as_json)
+    else:
+        table = Table("what", "needs", "has", "note")
+        for line in examination.lines():
+            table.add_row(*line)
+        Console().print(table)
+        for warning in examination.warnings:
+            print(f"warning: {warning}")
+    examination.refuse_faults()
+
+
+def export(
+    run: Checkpoint,
+    out: Annotated[Path, typer.Option(help="folder to write")],
+    overwrite: Annotated[bool, typer.Option(help="replace an earlier export")] = False,
+    runs: Runs = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """Write a drafter in the layout serving engines load: config.json and bfloat16 tensors."""
+    from dflash.serving.checkpoint import find_drafter
+    from dflash.serving.export import export_drafter
+
+    print_result(export_drafter(find_drafter(run, runs, _warn), out, overwrite=overwrite), as_json)
+
+
+def evaluate(
+    checkpoint: Checkpoint,
+    target: Target = None,
+    data: Annotated[
+        str | None, typer.Option(help="prepared data set; empty: the drafter's own, the part held out of training")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="prompts, at most")] = 32,
+    max_new_tokens: MaxNewTokens = 128,
+    temperature: Temperature = 0.0,
+    seed: Seed = 0,
+    untrained: Annotated[
+        bool, typer.Option("--untrained", help="measure an untrained drafter of the same shape beside it")
+    ] = False,
+    device: Device = "auto",
+    runs: Runs = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """Measure a drafter in real speculative decoding: acceptance length, accuracy by place, target calls saved, speed, losslessness."""
+    from dflash.serving.checkpoint import find_drafter
+    from dflash.serving.command import evaluate_drafter
+    from dflash.serving.decoding import DecodingSettings
+
+    evaluation = evaluate_drafter(
+        find_drafter(checkpoint, runs, _warn),
+        target=target,
+        data=data,
+        settings=DecodingSettings(max_new_tokens, temperature, seed),
+        limit=limit,
+        warn=_warn,
+        untrained=untrained,
+        device=device,
+        progress=True,
+    )
+    fields = asdict(evaluation)
+    if as_json:
+        print_result({**fields, **fields.pop("trained")}, as_json)
+        return
+    print(f"{evaluation.checkpoint} on {evaluation.data}, target {evaluation.target}")
+    measured = {"trained": fields["trained"]} | ({"untrained": fields["untrained"]} if evaluation.untrained else {})
+    _print_acceptance(measured)
+
+
+def generate(
+    checkpoint: Checkpoint,
+    prompt: Annotated[str, typer.Option(help="what the user says; - reads standard input")],
+    target: Target = None,
+    max_new_tokens: MaxNewTokens = 128,
+    temperature: Temperature = 0.0,
+    seed: Seed = 0,
+    raw: Annotated[bool, typer.Option("--raw", help="take the prompt as it is, without the chat template")] = False,
+    device: Device = "auto",
+    runs: Runs = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """Answer a prompt by speculative decoding, and show what the drafter saved."""
+    from dflash.serving.checkpoint import find_drafter
+    from dflash.serving.command import generate_text
+    from dflash.serving.decoding import DecodingSettings
+
+    answer = generate_text(
+        find_drafter(checkpoint, runs, _warn),
+        sys.stdin.read() if prompt == "-" else prompt,
+        target=target,
+        settings=DecodingSettings(max_new_tokens, temperature, seed),
+        raw=raw,
+        device=device,
+    )
+    if as_json:
+        print_result({"text": answer.text, **asdict(answer.acceptance)}, as_json)
+        return
+    print(answer.text)
+    _print_acceptance({"": asdict(answer.acceptance)})
+
+
+def _print_acceptance(measured: dict[str, dict[str, Any]]) -> None:
+    table = Table("", *measured)
+    rows = {
+        "prompts": "{prompts}",
+        "tokens": "{tokens:,}",
+        "acceptance length": "{acceptance_length:.3f}",
+        "target calls, plain / with drafter": "{plain_target_calls:,} / {target_calls:,}",
+        "target calls saved": "{target_calls_saved:.1%}",
+        "tokens/s, plain / with drafter": "{plain_tokens_per_second:.1f} / {tokens_per_second:.1f}",
+        "answers as in plain decoding": "{same} of {prompts}",
+    }
+    for name, form in rows.items():
+        table.add_row(name, *(form.format(**each, same=_same(each)) for each in measured.values()))
+    slots = range(max(len(each["accuracy_by_slot"]) for each in measured.values()))
+    for slot in slots:
+        cells = (f"{each['accuracy_by_slot'][slot]:.1%} / {each['accepted_to_slot'][slot]:.1%}" for each in measured.values())
+        table.add_row(f"slot {slot + 1}: right / accepted up to here", *cells)
+    Console().print(table)
+    for name, each in measured.items():
+        for difference in each["differences"]:
+            _warn(
+                f"{name or 'this answer'}: sample {difference['sample_id']} differs from token {difference['at']} on; "
+                f"the target's two best logits there are {difference['logit_gap']:.2g} apart (next to 0: rounding)"
+            )
+
+
+def _same(acceptance: dict[str, Any]) -> str:
+    return "drawn" if acceptance["lossless"] is None else str(acceptance["prompts"] - len(acceptance["differences"]))
+
+
+def _warn(line: str) -> None:
+    print(f"dflash: {line}", file=sys.stderr, flush=True)
