@@ -35,7 +35,8 @@ class ChartLibrary(anywidget.AnyWidget):  # type: ignore[misc]
 @lru_cache(1)
 def library() -> ChartLibrary:
     """The kernel's one `ChartLibrary`."""
-    templates = {"light": template("light").to_plotly_json(), "dark": template("dark").to_plotly_json()}
+    clear = {"paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)"}  # the page's own background shows through
+    templates = {theme: template(theme).update(layout=clear).to_plotly_json() for theme in ("light", "dark")}
     code = files("dflash.report").joinpath("assets", "plotly-cartesian.min.js").read_text(encoding="utf-8")
     return ChartLibrary(code=code, templates=templates)
 

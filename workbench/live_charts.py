@@ -19,7 +19,7 @@ import plotly.graph_objects as go
 
 from dflash.charts.run import CHARTS, describe_progress
 from dflash.charts.run_axis import View as RunView
-from dflash.charts.run_axis import scale_of
+from dflash.charts.run_axis import scale_of, view_of
 from dflash.runs.folder import RunFolder, open_run
 from dflash.telemetry.series import RunSeries
 from workbench.chart import Chart
@@ -61,7 +61,7 @@ class LiveCharts(View):
         self.tick_seconds = 0.0
         self._ticks = 0
         self._refresh_seconds = max(refresh_seconds, 0.5)
-        self._view = RunView(axis=axis, window_seconds=window_seconds)  # type: ignore[arg-type]
+        self._view = view_of(axis, window_seconds)
         self._drawn_view: RunView | None = None
         self._was_shown = False
         self._state = ""

@@ -33,7 +33,7 @@ def loss(runs: Sequence[RunSeries], view: View) -> go.Figure:
     for number, run in enumerate(runs):
         colour, name = SERIES[number % len(SERIES)], run.name if len(runs) > 1 else "each step"
         x, y = _shown(run, run.steps, "loss", view)
-        traces.append(_line(*keep_extremes(x / scale.size, y, view.points), name, colour, opacity=0.55, width=1))
+        traces.append(_line(*keep_extremes(x / scale.size, y, view.points), name, colour, opacity=0.7, width=1))
         if x.size > 2 * BAND_BINS or len(runs) == 1:
             traces.extend(_band(x / scale.size, y, colour, showlegend=len(runs) == 1))
         x, y = _shown(run, run.evaluations, "loss", view)
@@ -130,7 +130,7 @@ def _band(x: Numbers, y: Numbers, colour: str, *, showlegend: bool) -> list[dict
     outline = np.concatenate([mean + deviation, (mean - deviation)[::-1]])
     band = {
         "type": "scatter", "x": np.concatenate([at, at[::-1]]), "y": outline, "fill": "toself", "mode": "lines", "name": "± 1 sd",
-        "line": {"width": 0, "color": colour}, "opacity": 0.25, "hoverinfo": "skip", "showlegend": showlegend,
+        "line": {"width": 0, "color": colour}, "opacity": 0.4, "hoverinfo": "skip", "showlegend": showlegend,
     }  # fmt: skip
     return [band, _line(at, mean, "mean", colour, width=2.5, showlegend=showlegend)]
 

@@ -10,16 +10,18 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import plotly.graph_objects as go
 
 from dflash.charts.downsample import Numbers
 from dflash.charts.style import GREY, OLIVE, ORANGE, PINK, RED, Axis, escaped, template
+from dflash.errors import RefusedInput
 from dflash.telemetry.series import Columns, Mark, RunSeries
 
 AxisName = Literal["time", "step", "tokens"]
+AXES: tuple[str, ...] = get_args(AxisName)
 MOST_MARKS = 100
 _TIME_UNITS = (("d", 86_400.0, 3 * 86_400.0), ("h", 3_600.0, 3 * 3_600.0), ("min", 60.0, 180.0), ("s", 1.0, 0.0))
 _TOKEN_UNITS = (("G", 1e9, 1e10), ("M", 1e6, 1e7), ("k", 1e3, 0.0))
@@ -47,6 +49,17 @@ class View:
     shown: tuple[float, float] | None = None
     points: int = 1500
     window_seconds: float = 60.0
+
+
+def view_of(axis: str, window_seconds: float) -> View:
+    """A view along an axis given by name.
+
+    Raises:
+        RefusedInput: there is no such axis.
+    """
+    if axis not in AXES:
+        raise RefusedInput(f"axis {axis}: there is {', '.join(AXES)}")
+    return View(axis=cast(AxisName, axis), window_seconds=window_seconds)
 
 
 @dataclass(frozen=True)
