@@ -19,6 +19,7 @@ _RELEASED: dict[tuple[str, int], int] = {
     ("qwen3_5", 248_320): 248_070,
     ("qwen3_5_moe", 248_320): 248_077,
 }
+_ROLE = re.compile(r"(?!mask)[a-z]+_token")  # bos_token, eos_token, ...
 _MASK_NAME = re.compile(r"^[<\[]\|?mask\|?[>\]]$", re.IGNORECASE)
 
 
@@ -34,9 +35,43 @@ def mask_token_id(facts: TargetFacts, configured: int | None) -> int:
                 f"drafter.mask_token_id={configured} is outside the target's vocabulary "
                 f"(0 .. {facts.vocab_size - 1}); leave it empty"
             )
+        _refuse_token_in_use(facts, configured)
         return configured
     released = _RELEASED.get((facts.family.removesuffix("_text"), facts.vocab_size))
     return released if released is not None else _from_tokenizer(facts)
+
+
+def _refuse_token_in_use(facts: TargetFacts, configured: int) -> None:
+    """A mask token that text or the chat template uses would teach the drafter that this token means "unknown"."""
+    place = facts.folder / "tokenizer.json"
+    if not place.is_file():
+        return
+    tokenizer = read_json(place)
+    added = {int(entry["id"]): str(entry["content"]) for entry in tokenizer.get("added_tokens") or []}
+    vocabulary = tokenizer.get("model", {}).get("vocab") or {}
+    pieces = vocabulary.items() if isinstance(vocabulary, dict) else ((piece[0], token) for token, piece in enumerate(vocabulary))
+    if configured in added:
+        name = added[configured]
+        in_use = name in _text_of_the_tokenizers_settings(facts)
+    else:
+        name = next((str(piece) for piece, token in pieces if token == configured), "")
+        in_use = bool(name)
+    if in_use and not _MASK_NAME.match(name):
+        raise RefusedInput(
+            f"drafter.mask_token_id={configured} is {name!r}, which the tokenizer in {facts.folder} uses for text; leave it empty, "
+            "or give a token that never occurs"
+        )
+
+
+def _text_of_the_tokenizers_settings(facts: TargetFacts) -> str:
+    """The names of the tokens with a role (bos_token, eos_token, ...), and the chat template's text."""
+    texts = []
+    if (facts.folder / "tokenizer_config.json").is_file():
+        settings = read_json(facts.folder / "tokenizer_config.json")
+        roles = [value for key, value in settings.items() if key == "chat_template" or _ROLE.fullmatch(key)]
+        texts = [str(value.get("content", "")) if isinstance(value, dict) else str(value) for value in roles]
+    template = facts.folder / "chat_template.jinja"
+    return "\n".join([*texts, template.read_text(encoding="utf-8", errors="replace") if template.is_file() else ""])
 
 
 def _from_tokenizer(facts: TargetFacts) -> int:

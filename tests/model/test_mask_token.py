@@ -56,6 +56,18 @@ def test_a_mask_token_outside_the_vocabulary_is_refused(facts):
         mask_token_id(facts, 97)
 
 
+@pytest.mark.parametrize(("token", "name"), [(5, "a"), (60, "im_end"), (61, "im_start")])
+def test_a_token_that_text_the_template_or_the_tokenizer_uses_is_refused(facts, token, name):
+    write_tokenizer(facts.folder, {"a": 5, "b": 6}, {"<|im_end|>": 60, "<|im_start|>": 61, "<|unused|>": 62, "<|mask|>": 63})
+    (facts.folder / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": {"content": "<|im_end|>"}, "mask_token": "<|unused|>"})
+    )
+    (facts.folder / "chat_template.jinja").write_text("{{ '<|im_start|>' + messages[0].content }}")
+    with pytest.raises(RefusedInput, match=rf"drafter\.mask_token_id={token} is .*{name}.*for text"):
+        mask_token_id(facts, token)
+    assert [mask_token_id(facts, free) for free in (62, 63, 70)] == [62, 63, 70]
+
+
 def test_no_tokenizer_is_refused_with_the_remedy(facts):
     with pytest.raises(RefusedInput, match=r"set drafter\.mask_token_id"):
         mask_token_id(facts, None)

@@ -1,0 +1,60 @@
+"""What this machine has: its GPUs (by nvidia-smi, so that no torch is needed; not tried on a GPU) and the memory this process may use."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+_QUERY = "--query-gpu=index,memory.total,name"
+_MIB = 2**20
+_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One NVIDIA GPU."""
+
+    index: int
+    name: str
+    memory_bytes: int
+
+
+def find_gpus() -> list[Gpu]:
+    """The GPUs nvidia-smi lists; none where it isn't there."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", _QUERY, "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return parse_gpus(done.stdout) if done.returncode == 0 else []
+
+
+def parse_gpus(text: str) -> list[Gpu]:
+    """GPUs from nvidia-smi's CSV rows `index, MiB, name`; rows of another form are passed over."""
+    gpus = []
+    for line in text.splitlines():
+        index, _, rest = line.partition(",")
+        memory, _, name = rest.partition(",")
+        if index.strip().isdigit() and memory.strip().isdigit():
+            gpus.append(Gpu(int(index), name.strip(), int(memory) * _MIB))
+    return gpus
+
+
+def memory_limit_bytes() -> int:
+    """Main memory, or the container's limit where that is lower."""
+    limits = [psutil.virtual_memory().total]
+    for place in _CGROUP_LIMITS:
+        try:
+            text = Path(place).read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError):
+            continue
+        if text.isdigit():
+            limits.append(int(text))
+    return min(limits)

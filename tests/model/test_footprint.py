@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from dflash.errors import RefusedInput
+from dflash.model.facts import target_facts
+from dflash.model.footprint import drafter_footprint, drafter_parameters, target_weight_bytes
+from dflash.model.shape import DrafterShape
+from dflash.model.target import FrozenTarget
+from dflash.model.trainer import DrafterTrainer
+from tests.model.tiny import save_target, tiny_config
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [{}, {"layers": 3, "heads": 6, "kv_heads": 3, "head_dim": 8, "intermediate_size": 20, "target_layer_ids": [0, 1, 3]}],
+)
+def test_a_drafters_bytes_are_those_its_tensors_take(drafter: dict, target_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = target_folder("qwen3")
+    config = tiny_config(folder, drafter)
+    trainer = DrafterTrainer(config)
+    shape = DrafterShape.resolve(config.drafter, target_facts(folder))
+    held = drafter_footprint(shape, tied=False, element_bytes=4, logits_chunk=1000, positions_at_once=9, context_tokens=7)
+    assert drafter_parameters(shape) == held.parameters == sum(each.numel() for each in trainer.drafter.parameters())
+    assert held.weights == sum(each.nbytes for each in trainer.drafter.parameters())
+    assert held.gradients == sum(each.grad.nbytes for each in trainer.drafter.parameters())
+    assert held.tables == 2 * 97 * 32 * 4
+    assert held.logits == min(1000, 9 * 97) * 4
+    trainer.save(tmp_path / "saved")
+    written = sum((tmp_path / "saved" / name).stat().st_size for name in ("model.safetensors", "optimizer.safetensors"))
+    assert held.checkpoint == pytest.approx(written, rel=0.1)  # headers
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama", "qwen3_5_text"])
+def test_a_targets_bytes_are_those_of_the_cut_model(family: str, target_folder: Callable[[str], Path]) -> None:
+    folder = target_folder(family)
+    loaded = FrozenTarget.load(folder, layer_ids=[0, 2])
+    held = sum(each.nbytes for each in loaded.decoder.parameters())
+    assert target_weight_bytes(target_facts(folder), [0, 2], 4) == pytest.approx(held, rel=0.01)  # the final norm
+
+
+def test_a_target_in_several_files_is_added_up_and_a_file_cut_short_is_named(tmp_path: Path) -> None:
+    folder = save_target(tmp_path / "target", "qwen3")
+    whole = target_weight_bytes(target_facts(folder), [3], 2)
+    from safetensors.torch import load_file
+
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    halves = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, part in halves.items():
+        save_file({name: tensors[name] for name in part}, folder / file)
+    weight_map = {name: file for file, part in halves.items() for name in part}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    assert target_weight_bytes(target_facts(folder), [3], 2) == whole
+
+    data = (folder / "b.safetensors").read_bytes()
+    for kept in (3, 100, len(data) - 1):
+        (folder / "b.safetensors").write_bytes(data[:kept])
+        with pytest.raises(RefusedInput, match=r"b\.safetensors: .*cut short"):
+            target_weight_bytes(target_facts(folder), [3], 2)
+    (folder / "b.safetensors").unlink()
+    with pytest.raises(RefusedInput, match=r"b\.safetensors: can't be read"):
+        target_weight_bytes(target_facts(folder), [3], 2)
+
+
+def test_logits_in_bfloat16_are_counted_with_their_float32_copy(target_folder: Callable[[str], Path]) -> None:
+    shape = DrafterShape.resolve(tiny_config(target_folder("qwen3")).drafter, target_facts(target_folder("qwen3")))
+    held = drafter_footprint(shape, tied=True, element_bytes=2, logits_chunk=10, positions_at_once=9, context_tokens=7)
+    assert held.logits == 97 * 6  # one slot's are always computed
+    assert held.tables == 97 * 32 * torch.bfloat16.itemsize

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dflash import doctor
+from dflash.config import RunConfig
+from dflash.data.dataset import TokenDataset
+from dflash.data.options import PrepareOptions
+from dflash.data.prepare import prepare
+from dflash.doctor import Examination, examine
+from dflash.errors import RefusedInput
+from dflash.machine import Gpu
+from dflash.model.facts import target_facts
+
+GIB = 2**30
+BLACKWELL = [Gpu(index, "RTX PRO 6000", 96 * GIB) for index in range(8)]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    rows = [{"input_ids": list(range(4, 4 + 50 + n)), "loss_mask": [0] * 10 + [1] * (40 + n)} for n in range(20)]
+    (folder / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    prepare([folder / "rows.jsonl"], "qwen3-tiny", folder / "out", options=PrepareOptions(workers=1))
+    return folder / "out"
+
+
+@pytest.fixture
+def on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "find_gpus", lambda: BLACKWELL)
+    monkeypatch.setattr(doctor, "_version", lambda package: "2.13.0")
+
+
+def config(folder: Path, /, **sections: dict[str, Any]) -> RunConfig:
+    tree: dict[str, Any] = {
+        "data": {"path": str(folder)},
+        "target": {"path": "qwen3-tiny"},
+        "drafter": {"layers": 2, "block_size": 8},
+        "batching": {"token_budget": 512},
+        "pipeline": {"device": "cpu"},
+    }
+    return RunConfig.model_validate(
+        {section: {**tree.get(section, {}), **sections.get(section, {})} for section in {*tree, *sections}}
+    )
+
+
+def needs(found: Examination, what: str) -> int:
+    return next(need.needs_bytes or 0 for need in found.needs if need.what == what)
+
+
+def test_a_run_that_fits_has_no_faults_and_every_figure(data: Path, tmp_path: Path) -> None:
+    found = examine(config(data), runs=tmp_path / "not" / "yet")
+    assert found.faults == []
+    found.refuse_faults()
+    assert needs(found, "features of the largest batch") == 512 * 2 * 128 * 2
+    assert needs(found, "pool when full") == 20 * needs(found, "features of the largest batch")
+    assert needs(found, "drafter: optimiser") == 2 * needs(found, "drafter: weights")
+    told = json.loads(json.dumps(found.as_dict()))
+    assert told["fits"] is True
+    assert told["device"] == "cpu"
+    assert all(len(line) == 4 for line in found.lines())
+
+
+def test_it_loads_no_torch_and_takes_about_a_second(data: Path) -> None:
+    code = (
+        "import sys, pathlib; from dflash.config import load_config; from dflash.doctor import examine\n"
+        "examine(load_config(sys.argv[1], ['data.path=' + sys.argv[2]])); sys.exit('torch' in sys.modules)"
+    )
+    started = time.process_time()
+    subprocess.run([sys.executable, "-c", code, "configs/demo-cpu.yaml", str(data)], check=True, timeout=60)
+    assert time.process_time() - started < 5
+
+
+def test_what_cannot_fit_is_refused_with_by_how_much_and_what_to_change(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "memory_limit_bytes", lambda: 300 * 2**20)
+    found = examine(config(data, pipeline={"engine": "ray", "targets": 5, "drafters": 3}))
+    (fault,) = (fault for fault in found.faults if fault.startswith("memory of this machine"))
+    assert "GiB needed, 300.0 MiB there" in fault
+    assert "too little; lower pool.capacity_bytes, pipeline.targets" in fault
+    with pytest.raises(RefusedInput, match="memory of this machine"):
+        found.refuse_faults()
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"pool": {"capacity_bytes": 1000}}, r"pool\.capacity_bytes=1,000 is .* smaller than .* raise it to 262144"),
+        ({"batching": {"token_budget": 40}}, r"token_budget=40 is 29 below the longest row \(69 tokens\); raise it to 69"),
+        ({"data": {"holdout": 20}}, r"data\.holdout=20 leaves nothing of 20 samples"),
+        ({"data": {"path": "nowhere"}}, r"nowhere: no such folder"),
+        ({"target": {"path": "nowhere"}}, r"target nowhere: .*no such folder"),
+        ({"target": {"attention": "flash_attention_2"}}, r"target\.attention=flash_attention_2 needs a GPU"),
+        ({"drafter": {"attention": "flex_attention"}}, r"drafter\.attention=flex_attention can't train on a CPU"),
+        ({"drafter": {"target_layer_ids": [0, 6]}}, r"layers 0 \.\. 5, \[6\]"),
+        ({"drafter": {"mask_token_id": 9}}, r"mask_token_id=9 is .* uses for text"),
+        ({"drafter": {"layers": 2, "intermediate_size": 10**10}}, r"disk for checkpoints: .* too little; make room"),
+    ],
+)
+def test_each_fault_names_the_setting_and_the_remedy(data: Path, sections: dict[str, Any], said: str) -> None:
+    found = examine(config(data, **sections))
+    with pytest.raises(RefusedInput, match=said):
+        found.refuse_faults()
+
+
+def test_data_with_ids_the_target_does_not_know_is_refused(data: Path) -> None:
+    narrow = replace(target_facts("qwen3-tiny"), vocab_size=60)
+    with pytest.raises(RefusedInput, match="knows only 60 tokens"):
+        doctor._examine_data(TokenDataset.open(data), config(data), narrow)
+
+
+@pytest.mark.usefixtures("on_gpus")
+def test_a_gpu_run_needs_a_gpu_a_worker(data: Path) -> None:
+    gpus = {"engine": "ray", "device": "cuda", "drafters": 3}
+    assert examine(config(data, pipeline={**gpus, "targets": 5})).faults == []
+    found = examine(config(data, pipeline={**gpus, "targets": 7}))
+    assert any("7 targets and 3 drafters need 10 GPUs, there are 8, 2 too few" in fault for fault in found.faults)
+    found = examine(config(data, pipeline={"device": "auto"}, drafter={"layers": 2, "intermediate_size": 10**8}))
+    assert found.device == "cuda"
+    assert any(fault.startswith("GPU memory of target and drafter") for fault in found.faults)
+
+
+@pytest.mark.usefixtures("on_gpus")
+def test_an_estimate_alone_only_warns(data: Path) -> None:
+    found = examine(
+        config(data, pipeline={"device": "cuda"}, drafter={"layers": 2, "intermediate_size": 5 * 10**6, "positions_at_once": 2**14})
+    )
+    assert not any("GPU memory" in fault for fault in found.faults)
+    assert any(warning.startswith("GPU memory of target and drafter: about") for warning in found.warnings)
+
+
+def test_a_cpu_build_of_torch_is_told_from_its_version(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "find_gpus", lambda: BLACKWELL)
+    monkeypatch.setattr(doctor, "_version", lambda package: "2.13.0+cpu")
+    assert any("CPU build" in fault for fault in examine(config(data, pipeline={"device": "cuda"})).faults)
+    found = examine(config(data, pipeline={"device": "auto"}))
+    assert (found.device, found.faults) == ("cpu", [])
+    assert any("torch is a CPU build" in warning for warning in found.warnings)
+
+
+def test_too_little_shared_memory_is_a_fault_and_a_pool_that_spills_a_warning(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from collections import namedtuple
+
+    usage = namedtuple("usage", "total used free")
+    ray = config(data, pipeline={"engine": "ray"})
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: usage(64 * 2**20, 0, 64 * 2**20))
+    assert any("shared memory for Ray's object store" in fault and "--shm-size" in fault for fault in examine(ray).faults)
+    wide = config(data, pipeline={"engine": "ray"}, pool={"capacity_items": 2000})
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: usage(400 * 2**20, 0, 400 * 2**20))
+    found = examine(wide)
+    assert not any("shared memory" in fault for fault in found.faults)
+    assert any("spill to disk" in warning for warning in found.warnings)
+
+
+def test_a_simulated_run_needs_nothing(tmp_path: Path) -> None:
+    assert examine(config(tmp_path / "none", pipeline={"engine": "simulated"})).faults == []
