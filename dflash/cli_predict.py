@@ -124,21 +124,15 @@ def compare_plans_command(
     if as_json:
         print_result({"plans": [vars(row) for row in rows], "frontier": [row.plan for row in rows if row.frontier]}, True)
         return
-    shown = (
-        "plan",
-        "ktok_s",
-        "eta_days",
-        "padding_efficiency",
-        "fill",
-        "batches",
-        "max_padded_tokens",
-        "membership_reuse",
-        "bottleneck",
-    )
+    figures = ("ktok_s", "eta_days", "padding_efficiency", "fill", "batches", "max_padded_tokens", "bottleneck")
+    _print_rows([{"plan": row.plan, **{name: getattr(row, name) for name in figures}} for row in rows])
     _print_rows([
-        {**{name: getattr(row, name) for name in shown}, "vr 1/8/16/32": _mix(row.vr), "chi 1/8/16/32": _mix(row.chi), "frontier": row.frontier}
+        {"plan": row.plan, "vr 1/8/16/32": _mix(row.vr), "chi 1/8/16/32": _mix(row.chi), "reuse": row.membership_reuse, "frontier": row.frontier}
         for row in rows
     ])  # fmt: skip
+    for row in rows:
+        if row.deadlock:
+            _warn(f"{row.plan}: {row.deadlock}")
 
 
 def simulate_command(
