@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from dflash.cli_output import AsJson, Runs, Sets, print_result
 
@@ -45,7 +45,7 @@ def doctor(
     if as_json:
         print_result(examination.as_dict(), as_json)
     else:
-        table = Table("what", "needs", "has", "note")
+        table = Table(Column("what", no_wrap=True), "needs", "has", "note", box=None)
         for line in examination.lines():
             table.add_row(*line)
         Console().print(table)

@@ -43,7 +43,7 @@ def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], P
     return folder
 
 
-def random_drafter(target: Path, drafter: dict[str, Any] | None = None, seed: int = 0) -> Drafter:
+def random_drafter(target: Path | str, drafter: dict[str, Any] | None = None, seed: int = 0) -> Drafter:
     """A drafter with random weights, its norms moved off 1."""
     shape = DrafterShape.resolve(tiny_config(target, drafter).drafter, target_facts(target))
     made = Drafter(shape, attention_backend("sdpa", torch.device("cpu")))
@@ -54,11 +54,13 @@ def random_drafter(target: Path, drafter: dict[str, Any] | None = None, seed: in
     return made.eval().requires_grad_(False)
 
 
-def run_with_checkpoints(runs: Path, target: Path, steps: list[int], **sections: dict[str, Any]) -> RunFolder:
+def run_with_checkpoints(
+    runs: Path, target: Path | str, steps: list[int], fingerprint: str = "abc", **sections: dict[str, Any]
+) -> RunFolder:
     """A run's folder as training leaves it; each checkpoint's weights differ."""
     config = tiny_config(target, **sections)
     run = create_run(runs, "tiny", config)
-    store = CheckpointStore(run.checkpoints, 9, {"data": "abc", "data.holdout": 2, "optim.seed": 5}, print)
+    store = CheckpointStore(run.checkpoints, 9, {"data": fingerprint, "data.holdout": 2, "optim.seed": 5}, print)
     trainer = DrafterTrainer(config)
     for step in steps:
         for parameter in trainer.drafter.parameters():
