@@ -51,6 +51,13 @@ class View:
         return self.widget._repr_mimebundle_(**kwargs)
 
 
+def button(name: str, action: Callable[[], None], *, style: str = "", tooltip: str = "") -> widgets.Button:
+    """A button as wide as its name; `style` is ipywidgets' (primary, warning, danger)."""
+    made = widgets.Button(description=name, button_style=style, tooltip=tooltip, layout={"width": "auto"})
+    made.on_click(lambda _button: action())
+    return made
+
+
 def shows_errors(
     callback: Callable[Concatenate[Self, Arguments], None],
 ) -> Callable[Concatenate[Self, Arguments], None]:
