@@ -47,12 +47,15 @@ class WorkerAccount:
         self.state = "starved"
 
     def snapshot(self, now: float) -> dict[str, object]:
-        """The counters as of now, the state under way included."""
-        self.enter(self.state, now)
+        """The counters as of now, the state under way included.
+
+        A job under way counts as busy until it ends and tells how much of it was copying; booking it here would make that part busy for good.
+        """
+        seconds = {**self.seconds, self.state: self.seconds[self.state] + max(now - self.since, 0.0)}
         return {
             "worker": self.name,
             "state": self.state,
-            **{f"{state}_seconds": round(spent, 6) for state, spent in self.seconds.items()},
+            **{f"{state}_seconds": round(spent, 6) for state, spent in seconds.items()},
             "batches": self.batches,
             "tokens": self.tokens,
             "padded_tokens": self.padded_tokens,
