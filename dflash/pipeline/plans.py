@@ -154,9 +154,10 @@ class PlanStream:
         """Everything the coordinator and the cost model want to know of a batch."""
         return self._plans[batch.epoch, batch.segment].describe(batch)
 
-    def describe_from(self, plan: EpochPlan, batch: BatchId) -> PlannedBatch:
-        """`describe` for a batch of a plan that is not the stream's own (held-out batches)."""
-        return self._described(plan).describe(batch)
+    def describe_plan(self, plan: EpochPlan, epoch: int = 0) -> list[PlannedBatch]:
+        """`describe` for all batches of a plan that is not the stream's own (held-out batches, plans that are only weighed)."""
+        described = self._described(plan)
+        return [described.describe(BatchId(epoch, 0, index)) for index in range(len(plan))]
 
     def bucket(self, longest: int) -> int:
         """The length bucket of a batch with this longest row, by the boundaries in force."""

@@ -24,7 +24,7 @@ from dflash.pipeline.checkpoints import Checkpoint, CheckpointStore, newest_step
 from dflash.pipeline.coordinator import Coordinator, DrafterLost
 from dflash.pipeline.engines import make_engine
 from dflash.pipeline.jobs import Engine, PlannedBatch
-from dflash.pipeline.ledger import BatchId, Ledger
+from dflash.pipeline.ledger import Ledger
 from dflash.pipeline.live import LiveControl
 from dflash.pipeline.plans import PlanStream, split_holdout
 from dflash.pipeline.reporting import RunReporter
@@ -211,7 +211,7 @@ def plan_holdout(
     budget = max(longest, config.batching.token_budget // 4)
     settings = BatchingConfig(strategy="sorted", order="random", token_budget=budget)
     plan = plan_epoch(dataset.lengths, settings, epoch=0, window=1, sample_ids=usable)
-    return [stream.describe_from(plan, BatchId(-1, 0, index)) for index in range(len(plan))]
+    return stream.describe_plan(plan, epoch=-1)
 
 
 def _write_manifest(run: RunFolder, dataset: TokenDataset) -> None:
