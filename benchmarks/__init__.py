@@ -1,0 +1,1 @@
+"""Measured comparisons: each prints its table and says how to rerun it."""

@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from dflash import cli_predict, cli_serving, cli_workbench
 from dflash.cli_output import AsJson, Runs, Sets, plain, print_result
 from dflash.config import BatchingConfig, Order, Strategy, build_config, load_config, parse_override
 from dflash.errors import DFlashError, RefusedInput
@@ -188,6 +189,10 @@ def runs_command(runs: Runs = Path("runs"), as_json: AsJson = False) -> None:
     for row in rows:
         table.add_row(*("" if value is None else str(value) for value in row.values()))
     Console().print(table)
+
+
+for room in (cli_predict, cli_serving, cli_workbench):
+    room.register(app)
 
 
 def main() -> None:

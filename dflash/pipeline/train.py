@@ -18,6 +18,7 @@ import numpy as np
 from dflash.batching.plan import plan_epoch
 from dflash.config import BatchingConfig, RunConfig
 from dflash.data.dataset import TokenDataset
+from dflash.doctor import examine
 from dflash.model.facts import target_facts
 from dflash.model.shape import DrafterShape
 from dflash.pipeline.checkpoints import Checkpoint, CheckpointStore, newest_step
@@ -85,6 +86,10 @@ def drive_run(run: RunFolder, show: Callable[[str], None] = print) -> Outcome:
 
 def _drive(run: RunFolder, recorder: Recorder, show: Callable[[str], None]) -> Outcome:
     """Sessions of one process: one, and one more for each time drafters have to go back to a checkpoint."""
+    examination = examine(run.config(), runs=run.path.parent)
+    for warning in examination.warnings:
+        show(f"warning: {warning}")
+    examination.refuse_faults()
     _write_manifest(run, TokenDataset.open(Path(run.config().data.path)))
     steps_before_loss: list[int] = []
     while True:

@@ -27,9 +27,9 @@ _HEALTH = {"health": 1}
 class _Actor:
     """What the three kinds share."""
 
-    @ray.method(concurrency_group="health")
+    @ray.method(concurrency_group="health", max_task_retries=-1)
     def pid(self) -> int:
-        """A sign of life: the process it runs in."""
+        """A sign of life: the process it runs in. Asked of a worker that is being started again, it answers once that is done."""
         return os.getpid()
 
 

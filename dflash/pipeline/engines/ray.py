@@ -56,6 +56,7 @@ class RayEngine:
         self._jobs: dict[Any, tuple[Job, list[Any]]] = {}
         self._rows: dict[BatchId, Any] = {}
         self._features: dict[BatchId, Any] = {}
+        self._restarting: dict[Any, Completion] = {}
         self._workers: dict[tuple[str, int], _Worker] = {}
         self._next_health = 0.0
         self._meeting = folder / f"drafters-{uuid.uuid4().hex}"
@@ -78,14 +79,16 @@ class RayEngine:
     def wait(self, patience_seconds: float | None) -> list[Completion]:
         """Wait until a job ends. A step ends when the last drafter's did."""
         self._look_after_workers()
-        if not self._jobs:
+        awaited = [*self._jobs, *self._restarting]
+        if not awaited:
             if patience_seconds:
                 time.sleep(patience_seconds)
             return []
-        ended, _ = ray.wait(list(self._jobs), num_returns=1, timeout=patience_seconds, fetch_local=False)
+        ended, _ = ray.wait(awaited, num_returns=1, timeout=patience_seconds, fetch_local=False)
         if ended:  # take all that are done by now: one wake-up, one turn of the coordinator
-            ended, _ = ray.wait(list(self._jobs), num_returns=len(self._jobs), timeout=0, fetch_local=False)
-        return [self._complete(reference) for reference in ended]
+            ended, _ = ray.wait(awaited, num_returns=len(awaited), timeout=0, fetch_local=False)
+        completions = [self._complete(reference) for reference in ended]
+        return [completion for completion in completions if completion is not None]
 
     def forget(self, batch: BatchId) -> None:
         """Drop the references of a batch; Ray frees its memory."""
@@ -140,12 +143,20 @@ class RayEngine:
                 return [self._workers["drafter", rank].actor.step.remote(lr) for rank in range(self.drafters)]
         return [done]
 
-    def _complete(self, reference: Any) -> Completion:
+    def _complete(self, reference: Any) -> Completion | None:
+        if reference in self._restarting:
+            return self._restarting.pop(reference)
         job, references = self._jobs.pop(reference)
         try:
             answers = _results(references)
         except _GONE as error:
-            return Completion(job, 0.0, fault=_first_line(error))
+            lost = Completion(job, 0.0, fault=_first_line(error))
+            if not isinstance(job, Prefetch | Produce):
+                return lost
+            # Told only when the worker is there again: until then it could not take the next job.
+            kind = "prefetch" if isinstance(job, Prefetch) else "target"
+            self._restarting[self._workers[kind, job.worker].actor.pid.remote()] = lost
+            return None
         result, _ = answers[0]
         return Completion(job, max(seconds for _, seconds in answers), result)
 

@@ -131,7 +131,7 @@ class SimulatedEngine:
         pipeline: how many workers of each kind.
         costs: seconds of a job.
         seed: of the noise.
-        anchors: blocks a sample [all samples]; None: none are counted.
+        anchor_places: positions of each sample that a block may start at [all samples]; None: no blocks are counted.
         feature_bytes_per_token: bytes handed over a real token.
         cores: CPU cores that all workers share; 0: a device each.
         serial: one job at a time, as the `inline` engine.
@@ -145,7 +145,7 @@ class SimulatedEngine:
         costs: Costs,
         seed: int = 0,
         *,
-        anchors: NDArray[np.int64] | None = None,
+        anchor_places: NDArray[np.int64] | None = None,
         feature_bytes_per_token: int = 0,
         cores: int = 0,
         serial: bool = False,
@@ -153,7 +153,7 @@ class SimulatedEngine:
         self.targets, self.drafters, self.prefetch_workers = pipeline.targets, pipeline.drafters, pipeline.prefetch_workers
         self.costs = replace(costs, drafters=pipeline.drafters) if isinstance(costs, CostModel) else costs
         self.jobs_done = 0
-        self._anchors, self._feature_bytes_per_token = anchors, feature_bytes_per_token
+        self._anchor_places, self._feature_bytes_per_token = anchor_places, feature_bytes_per_token
         self._random = random.Random(seed)
         self._machine: _Machine = _OneHand() if serial else _Cores(cores)
         self._clock = 0.0
@@ -166,8 +166,8 @@ class SimulatedEngine:
         """Start a job now; it ends after its cost."""
         batch = None if isinstance(job, Step | Save) else job.batch
         anchors = 0
-        if batch is not None and self._anchors is not None and not isinstance(job, Prefetch | Produce):
-            anchors = int(self._anchors[batch.samples].sum())
+        if isinstance(job, Train) and self._anchor_places is not None:
+            anchors = int(np.minimum(self._anchor_places[job.batch.samples], job.anchors).sum())
         seconds = self.costs.seconds(job, anchors)
         if self.costs.noise:
             seconds *= max(1.0 + self.costs.noise * self._random.gauss(0.0, 1.0), _SHORTEST_SHARE)
