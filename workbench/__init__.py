@@ -2,5 +2,6 @@
 
 from workbench.length_explorer import LengthExplorer
 from workbench.live_charts import LiveCharts
+from workbench.run_console import RunConsole
 
-__all__ = ["LengthExplorer", "LiveCharts"]
+__all__ = ["LengthExplorer", "LiveCharts", "RunConsole"]

@@ -73,7 +73,8 @@ def boundary_chart(
         title_text=f"lengths: share of {share}; drag the red lines",
         xaxis={"title": {"text": Axis("length", "tokens").title}, "type": "log" if log else "linear", "range": x_range},
         yaxis={"title": {"text": "share a bin (%)"}, "rangemode": "tozero"},
-        yaxis2={"title": {"text": "cumulative (%)"}, "overlaying": "y", "side": "right", "range": [0, 101], "showgrid": False, "tickvals": [0, 25, 50, 75, 100]},
+        yaxis2={"title": {"text": "cumulative (%)"}, "overlaying": "y", "side": "right", "range": [0, 101],
+                "showgrid": False, "tickvals": [0, 25, 50, 75, 100]},
         margin={"r": 64},
     )  # fmt: skip
     return figure

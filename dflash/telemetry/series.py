@@ -22,7 +22,7 @@ from dflash.pipeline.accounts import STATES
 from dflash.telemetry.reader import Tail
 from dflash.telemetry.recorder import SCHEMA_VERSION
 
-KINDS = ("step", "sample", "evaluation", "system", "change", "warning", "checkpoint", "run_started", "run_ended", "plan")
+KINDS = ("step", "sample", "evaluation", "system", "change", "warning", "checkpoint", "run_started", "run_ended", "rolled_back")
 READ_BYTES = 8 * 2**20
 _STEP_FIELDS = (
     "step", "epoch", "tokens", "padded_tokens", "loss", "grad_norm", "lr", "accuracy", "streak", "acceptance_length", "step_seconds",
@@ -168,6 +168,8 @@ class RunSeries:
                 self.boundaries = list(event.get("boundaries") or self.boundaries)
                 if self.sessions > 1:
                     self._mark("restart", f"resumed at step {event.get('step')}", elapsed)
+            case "rolled_back":
+                self._mark("restart", f"back to step {event.get('step')}: {event.get('reason')}", elapsed)
             case "run_ended":
                 self.ended = str(event.get("state", "ended"))
                 self._mark("end", f"{self.ended} {event.get('reason') or ''}".strip(), elapsed)

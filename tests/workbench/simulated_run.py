@@ -3,6 +3,8 @@
 import math
 import os
 import random
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -14,8 +16,10 @@ from dflash.pipeline.coordinator import Coordinator
 from dflash.pipeline.engines.simulated import CostModel, SimulatedEngine
 from dflash.pipeline.jobs import Completion, Step, Train
 from dflash.pipeline.ledger import Ledger
+from dflash.pipeline.live import LiveControl
 from dflash.pipeline.plans import PlanStream
 from dflash.pipeline.reporting import RunReporter
+from dflash.runs.folder import RunFolder
 from dflash.telemetry.recorder import SCHEMA_VERSION, Recorder, encode
 
 
@@ -58,31 +62,66 @@ class VirtualRecorder(Recorder):
         os.write(self._file, encode({"event": event, "time": self.began + seconds, "seconds": seconds, **fields}))
 
 
-def simulate_run(folder: Path, *settings: str, samples: int = 20_000, pace: float = 0.0, seed: int = 0) -> Path:
-    """Write config and events of a whole simulated run into `folder`; returns the folder."""
+def configure(*settings: str):
+    """The config of a simulated run."""
     tree = {
         "data": {"path": "none"},
         "target": {"path": "none"},
         "pipeline": {"engine": "simulated", "targets": 5, "drafters": 3},
         "optim": {"accumulate": 16, "epochs": 1},
+        "simulation": {"lengths": "lognormal", "samples": 20_000},
     }
-    config = build_config(tree, list(settings))
+    return build_config(tree, list(settings))
+
+
+def simulate_run(folder: Path, *settings: str, samples: int = 20_000, pace: float = 0.0, seed: int = 0) -> Path:
+    """Write config and events of a whole simulated run into `folder`; returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.yaml").write_text(dump_config(config))
+    (folder / "config.yaml").write_text(dump_config(configure(*settings)))
+    _drive(RunFolder(folder), samples, pace, seed)
+    return folder
+
+
+def launch_paced(folder: Path, *settings: str, samples: int = 20_000, pace: float = 0.05) -> subprocess.Popen:
+    """Start a simulated run in a process of its own that can be watched and steered; returns when it has taken hold of its folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(dump_config(configure(*settings)))
+    command = [sys.executable, "-m", "tests.workbench.simulated_run", str(folder), str(samples), str(pace)]
+    process = subprocess.Popen(command, cwd=Path(__file__).parents[2], start_new_session=True)
+    deadline = time.monotonic() + 60
+    while not (RunFolder(folder).is_driven() and list((folder / "events").glob("*.jsonl"))) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return process
+
+
+def _drive(run: RunFolder, samples: int, pace: float, seed: int) -> str:
+    config = run.config()
     lengths = np.clip(np.random.default_rng(seed).lognormal(math.log(1617), 0.7, samples), 16, 8192).astype(np.int32)
     ledger = Ledger()
     stream = PlanStream(lengths, np.arange(samples), config, ledger)
     costs = CostModel(target_per_padded_token=3.3e-4, drafter_per_token=2.6e-4, noise=0.1)
     engine = LearningEngine(config.pipeline, costs, stream.total_steps(0))
-    with VirtualRecorder(folder / "events", "coordinator", pace) as recorder:
+    with VirtualRecorder(run.events, "coordinator", pace) as recorder, run.console_log.open("a") as console:
+
+        def show(line):
+            print(line, file=console, flush=True)
+
         recorder.engine = engine
-        reporter = RunReporter(config, recorder, lambda line: None, run_tokens=int(lengths.sum()))
+        reporter = RunReporter(
+            config, recorder, show, run_tokens=int(lengths.sum()), live=LiveControl(run, recorder, show) if pace else None
+        )
         coordinator = Coordinator(config, stream, ledger, engine, reporter, feature_bytes_per_token=8)
         recorder.record(
-            "run_started", schema=SCHEMA_VERSION, run=folder.name, step=0, total_steps=coordinator.total_steps, boundaries=stream.boundaries,
+            "run_started", schema=SCHEMA_VERSION, run=run.name, step=0, total_steps=coordinator.total_steps, boundaries=stream.boundaries,
             targets=engine.targets, drafters=engine.drafters, engine="simulated",
         )  # fmt: skip
         state = coordinator.run()
         reporter.sample(coordinator, engine.now())
         recorder.record("run_ended", state=state, step=coordinator.progress.step)
-    return folder
+    return state
+
+
+if __name__ == "__main__":
+    place = RunFolder(Path(sys.argv[1]))
+    with place.driven():
+        place.write_exit(_drive(place, int(sys.argv[2]), float(sys.argv[3]), 0))
