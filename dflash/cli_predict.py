@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from dflash.cli_output import AsJson, Sets, print_result
+from dflash.cli_output import AsJson, Runs, Sets, print_result
 from dflash.config import build_config, load_config
 from dflash.errors import RefusedInput
 
@@ -28,6 +29,8 @@ def register(app: typer.Typer) -> None:
     app.command("boundaries")(boundaries_command)
     app.command("compare-plans")(compare_plans_command)
     app.command("simulate")(simulate_command)
+    app.command("calibrate")(calibrate_command)
+    app.command("advise")(advise_command)
 
 
 def lengths_command(
@@ -180,6 +183,68 @@ def simulate_command(
     print_result({"pool": _without(run.pool, "boundaries"), "prefetch": run.prefetch, "mix": run.mix}, False)
     if tried:
         _print_rows([{"20% more": lift.meaning, "ktok_s": lift.ktok_s, "gain": f"{lift.gain:+.1%}"} for lift in tried])
+
+
+def calibrate_command(
+    runs: Annotated[list[str], typer.Argument(help="runs that trained: folders, or names in --runs")],
+    out: Annotated[Path, typer.Option(help="costs file to write")],
+    folder: Runs = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """Fit the cost model to the events of real runs, and say what they can't tell."""
+    from dflash.predict.calibration import calibrate
+    from dflash.predict.costs import write_costs
+    from dflash.runs.folder import open_run
+
+    found = calibrate([open_run(run, folder) for run in runs])
+    write_costs(out, found.file)
+    for warning in [*found.unknown, *found.warnings]:
+        _warn(warning)
+    terms = {name: term.model_dump() for name, term in found.file.terms.items()}
+    if as_json:
+        about, file = found.file.about.model_dump(), found.file
+        summary = {"out": str(out), "about": about, "cores": file.cores, "noise": file.noise, "terms": terms}
+        print_result({**summary, "stages": found.stages, "unknown": found.unknown, "warnings": found.warnings}, True)
+        return
+    _print_rows([{"term": name, **values} for name, values in terms.items() if values["known"]])
+    _print_rows([{"stage": name, **values} for name, values in found.stages.items()])
+    print_result({"noise": found.file.noise, "cores": found.file.cores, "wrote": str(out)}, False)
+
+
+def advise_command(
+    config: Annotated[Path, _CONFIG],
+    sets: Sets = None,
+    lengths: Annotated[str | None, typer.Option(help="file of lengths, data or lognormal; simulation.lengths if left out")] = None,
+    costs: Annotated[Path | None, typer.Option(help="costs file; the config's terms if left out")] = None,
+    mix: Annotated[float, typer.Option(min=0, help="largest vr of 32 batches that will do, 1 = as random")] = 0.2,
+    least_anchors: Annotated[
+        int | None, typer.Option(min=1, help="anchors a conversation, at least; the config's if left out")
+    ] = None,
+    hours: Annotated[float | None, typer.Option(min=0.01, help="simulated for each of the best")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Search for the fastest settings at a required mix; the three best as patches for `train --set`."""
+    from dflash.predict.advice import advise
+
+    named = {"simulation.lengths": lengths, "simulation.costs": costs}
+    overrides = [f"{key}={value}" for key, value in named.items() if value is not None]
+    with _working("searching") as tell:
+        found = advise(
+            load_config(config, [*(sets or []), *overrides]), mix=mix, least_anchors=least_anchors, hours=hours, told=tell
+        )
+    for warning in found.now.warnings:
+        _warn(warning)
+    if as_json:
+        suggestions = [vars(each) for each in found.suggestions]
+        now = {"ktok_s": found.now.ktok_s, "vr": found.now_vr, "bottleneck": found.now.bottleneck, "deadlock": found.now.deadlock}
+        print_result({"now": now, "mix": found.mix, "tried": found.tried, "suggestions": suggestions}, True)
+        return
+    print(f"now: {found.now.ktok_s:.1f} Ktok/s, vr {found.now_vr or float('nan'):.2g}; {found.tried} settings weighed")
+    if not found.suggestions:
+        print(f"none of them holds vr <= {mix:g}: raise --mix")
+    for number, each in enumerate(found.suggestions, 1):
+        print(f"{number}. {each.ktok_s:.1f} Ktok/s ({each.gain:+.0%}), vr {each.vr or 0:.2g}: {each.reason}")
+        print("   " + " ".join(f"--set {shlex.quote(part)}" for part in each.patch))
 
 
 def numbers(text: str | None) -> list[int] | None:

@@ -168,7 +168,7 @@ def build(config: RunConfig, workload: Workload, costs: ResolvedCosts, watcher: 
         config.pipeline,
         costs.model,
         config.simulation.seed,
-        anchors=workload.anchors(config.drafter.anchors),
+        anchor_places=workload.anchor_places,
         feature_bytes_per_token=workload.feature_bytes_per_token,
         cores=costs.cores,
         serial=config.pipeline.engine == "inline",

@@ -40,9 +40,10 @@ class Workload:
         """Real tokens of an epoch."""
         return int(self.lengths[self.kept].sum(dtype=np.int64))
 
-    def anchors(self, budget: int) -> NDArray[np.int64]:
-        """Blocks each sample gives when at most `budget` are drawn [samples]: an anchor and the token after it carry loss."""
-        return np.minimum(np.maximum(self.supervised - 1, 0), budget)
+    @property
+    def anchor_places(self) -> NDArray[np.int64]:
+        """Positions of each sample that a block may start at [samples]: an anchor and the token after it carry loss."""
+        return np.maximum(self.supervised - 1, 0)
 
 
 def load_workload(config: RunConfig) -> Workload:
