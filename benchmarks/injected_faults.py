@@ -1,8 +1,8 @@
 """Runs of the coordinator on a virtual clock, in which the cause of a slow-down is known because it was injected.
 
 The machine is the field record's: five targets at 16 s a batch, three drafters at 13 s, a pool of 20, lengths log-normal around 1,728 tokens.
-Ten faults, each with one knob; two may be put in at once. Every run writes its events through `RunReporter`, as a live run does, so what is analysed
-is what a user would have.
+Ten faults, each with one knob; two may be put in at once. Every run writes its events through `RunReporter`, as a live run does, so what is
+analysed is what a user would have.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from dflash.config import RunConfig, build_config, dump_config
+from dflash.batching.plan import plan_epoch
+from dflash.config import RunConfig, build_config
 from dflash.model.results import BlockMetrics
 from dflash.pipeline.coordinator import Coordinator
 from dflash.pipeline.engines.simulated import CostModel, SimulatedEngine
 from dflash.pipeline.jobs import Completion, Job, PlannedBatch, Prefetch, Produce, Train
-from dflash.pipeline.ledger import BatchId, Ledger
+from dflash.pipeline.ledger import Ledger
 from dflash.pipeline.plans import PlanStream
 from dflash.pipeline.reporting import RunReporter
 from dflash.runs.folder import RunFolder, create_run
@@ -149,10 +150,10 @@ def simulate_run(
     with VirtualRecorder(run.events, "coordinator") as recorder:
         recorder.now = engine.now  # type: ignore[method-assign]
         reporter = _Reporter(config, recorder, lambda line: None, run_tokens=int(lengths.sum()) * config.optim.epochs)
-        reporter.stop_after, reporter.costs, reporter.live = batches, costs, None
+        reporter.stop_after, reporter.costs = batches, costs
         reporter.switches = dict(live or {})
         stream = PlanStream(lengths, np.arange(len(lengths)), config, Ledger(), reporter.planned)
-        holdout = [stream.describe_from(stream_plan(stream), BatchId(-1, 0, at)) for at in range(machine.holdout_batches)]
+        holdout = _held_out(stream)[: machine.holdout_batches]
         coordinator = Coordinator(config, stream, stream.ledger, engine, reporter, feature_bytes_per_token=8, holdout=holdout)
         recorder.record(
             "run_started", schema=1, run=name, step=0, total_steps=stream.total_steps(0), boundaries=stream.boundaries,
@@ -165,11 +166,10 @@ def simulate_run(
     return run
 
 
-def stream_plan(stream: PlanStream) -> Any:
-    """Some batches to hold out: those of an epoch that is never trained."""
-    from dflash.batching.plan import plan_epoch
-
-    return plan_epoch(stream.lengths, stream.config.batching, epoch=999, window=8, sample_ids=stream.kept)
+def _held_out(stream: PlanStream) -> list[PlannedBatch]:
+    """Batches to evaluate on: those of an epoch that is never trained."""
+    plan = plan_epoch(stream.lengths, stream.config.batching, epoch=999, window=8, sample_ids=stream.kept)
+    return stream.describe_plan(plan, epoch=-1)
 
 
 class _Reporter(RunReporter):
@@ -199,6 +199,3 @@ class _Reporter(RunReporter):
 def _config(machine: Machine, seed: int) -> RunConfig:
     tree = {"data": {"path": "none"}, "target": {"path": "none"}, "batching": {"seed": seed}}
     return build_config(tree, [*SETTINGS, *machine.settings])
-
-
-__all__ = ["FAULTS", "HEALTHY", "Machine", "PlannedBatch", "VirtualRecorder", "dump_config", "simulate_run"]
