@@ -1,13 +1,13 @@
 """Advice: the settings that would train fastest at a required mix, within the memory there is.
 
 Searched: strategy (jittered, packed, bucketed with 6, 12 or 32 optimal buckets, shuffled, sorted; stratified or not), the split of the
-workers into targets and drafters, and the anchor budget. Thousands of combinations are ranked by what their slower side allows, on a few
-ten thousand lengths that stand for all; the best of each kind are then simulated on the whole data set, and the three fastest that hold the
-mix are named. `sorted` is left out when there is more than one epoch, since its batches are the same in each. The stratified window is the optimiser's own: any other loses the mix. The pool is pulled in plan order, with as many items
-as memory holds.
+workers into targets and drafters, and the anchor budget. Combinations are ranked by what their slower side allows, on 30,000 lengths
+that stand for all; the best of each kind are then simulated on the whole data set, and the three fastest that hold the mix are named.
+`sorted` is left out when there is more than one epoch, since its batches are the same in each. The stratified window is the optimiser's
+own: any other loses the mix. The pool is pulled in plan order, with as many items as memory holds.
 
-Fewer anchors make a step cheaper and teach less by it, so the budget is never lowered below `least_anchors`; a speed-up bought that way is
-named as such.
+Fewer anchors make a step cheaper and teach less by it, so the budget is never lowered below `least_anchors`; a speed-up bought that way
+is named as such.
 """
 
 from __future__ import annotations
