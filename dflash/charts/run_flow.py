@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dflash.charts.downsample import Numbers, keep_extremes, slice_of
 from dflash.charts.run_axis import View, figure, positions, scale_of, waiting
 from dflash.charts.style import BLUE, DASHES, GREEN, ORANGE, RED, SERIES, SKY, STATE_COLOURS, Axis, bucket_labels, ramp
-from dflash.pipeline.accounts import STATES
+from dflash.telemetry.accounts import STATES
 from dflash.telemetry.series import Columns, RunSeries
 
 HEAT_COLUMNS = 240

@@ -20,7 +20,6 @@ from typing import Any
 from dflash.config import RunConfig
 from dflash.errors import RefusedInput, RunFailed
 from dflash.model.results import StepResult, merged
-from dflash.pipeline.accounts import QueueAccount
 from dflash.pipeline.crew import Crew
 from dflash.pipeline.evaluation import EvaluationPass
 from dflash.pipeline.jobs import Completion, Engine, Evaluate, Job, PlannedBatch, Prefetch, Produce, Save, Step, Train
@@ -30,6 +29,7 @@ from dflash.pipeline.reports import Checkpointer, Listener, Progress, StepReport
 from dflash.pipeline.schedule import learning_rate
 from dflash.pool.policies import POLICIES, PolicyState
 from dflash.pool.pool import FeaturePool, PoolItem
+from dflash.telemetry.accounts import QueueAccount
 
 SKIPS_THAT_STOP = 3
 LOSSES_THAT_STOP = 10

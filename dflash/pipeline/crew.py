@@ -5,8 +5,8 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable
 
-from dflash.pipeline.accounts import WorkerAccount
 from dflash.pipeline.jobs import Completion, Engine, Evaluate, Job, PlannedBatch, Prefetch, Produce, Save, Step, Train
+from dflash.telemetry.accounts import WorkerAccount
 
 _STATE_OF = {Evaluate: "evaluation", Save: "checkpoint"}
 

@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 
 from dflash.config import RunConfig
 from dflash.errors import RefusedInput
-from dflash.pipeline.accounts import STATES
 from dflash.predict.costs import About, CostsFile, Term, device_name, drafter_summary
 from dflash.predict.regression import Fit, FittedTerm, fit_terms
 from dflash.runs.folder import RunFolder
+from dflash.telemetry.accounts import STATES
 from dflash.telemetry.reader import event_frame, read_events
 
 FEWEST_BATCHES = 20

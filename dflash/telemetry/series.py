@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash.pipeline.accounts import STATES
+from dflash.telemetry.accounts import STATES
 from dflash.telemetry.reader import Tail
 from dflash.telemetry.recorder import SCHEMA_VERSION
 

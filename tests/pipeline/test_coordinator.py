@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from dflash.errors import RefusedInput, RunFailed
 from dflash.model.results import StepResult
-from dflash.pipeline.accounts import STATES
 from dflash.pipeline.coordinator import Deadlock, DrafterLost
 from dflash.pipeline.engines.simulated import CostModel, SimulatedEngine
 from dflash.pipeline.jobs import Completion, Prefetch, Produce, Save, Step, Train
 from dflash.pool.policies import POLICIES
+from dflash.telemetry.accounts import STATES
 
 TOPOLOGY = ("pipeline.targets=5", "pipeline.drafters=3")
 RECORD_COSTS = CostModel(target_per_padded_token=16 / 45_000, drafter_per_token=13 / 45_000, noise=0.1)

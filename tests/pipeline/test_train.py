@@ -15,10 +15,10 @@ from safetensors.numpy import load_file
 
 from dflash.errors import RefusedInput, RunFailed
 from dflash.model import trainer
-from dflash.pipeline.accounts import STATES
 from dflash.pipeline.train import drive_run
 from dflash.runs.folder import RunFolder, change_config, create_run
 from dflash.runs.table import describe_runs
+from dflash.telemetry.accounts import STATES
 from dflash.telemetry.console import parse_line
 from dflash.telemetry.reader import read_events
 from tests.pipeline.recount import recount

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from dflash.pipeline.accounts import STATES, QueueAccount, WorkerAccount
+from dflash.telemetry.accounts import STATES, QueueAccount, WorkerAccount
 
 
 def test_states_of_a_worker_sum_to_wall_time():
