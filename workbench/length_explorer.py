@@ -24,7 +24,7 @@ from dflash.charts.explore import boundary_chart
 from dflash.config import RunConfig, build_config
 from dflash.errors import RefusedInput
 from dflash.predict.costs import resolve_costs
-from dflash.predict.quick import BoundaryFigures, boundary_figures
+from dflash.predict.quick import BoundaryFigures, boundary_figures, record_config
 from workbench.chart import Chart
 from workbench.history import History
 from workbench.tables import table_html
@@ -54,9 +54,7 @@ class LengthExplorer(View):
         on_change: Callable[[list[int]], None] | None = None,
     ) -> None:
         super().__init__()
-        self.config = config or build_config(
-            {"data": {"path": "-"}, "target": {"path": "-"}, "pipeline": {"targets": 5, "drafters": 3}}
-        )
+        self.config = config or record_config()
         self.frame = length_frame(source)
         self.counts = counted(self.frame).whole
         self.in_use = self.config.batching.boundaries or quantile_boundaries(self.counts.thinned(THINNED), 6)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -123,7 +123,7 @@ def batch_strip(plan: EpochPlan, lengths: NDArray[np.integer], window: int, *, b
     return figure
 
 
-def pool_by_policy(pools: dict[str, Sequence[float]], boundaries: Sequence[int]) -> go.Figure:
+def pool_by_policy(pools: Mapping[str, Sequence[float]], boundaries: Sequence[int]) -> go.Figure:
     """Mean items of the simulated pool in each length bucket, a group of bars a pull policy."""
     figure = go.Figure()
     colours, dark = ramp(len(boundaries) - 1), ramp(len(boundaries) - 1, "dark")

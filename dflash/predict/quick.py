@@ -13,7 +13,7 @@ import polars as pl
 
 from dflash.batching.analysis import LengthCounts
 from dflash.batching.estimate import estimate_buckets, estimated_efficiency
-from dflash.config import RunConfig
+from dflash.config import RunConfig, build_config
 from dflash.pipeline.engines.simulated import CostModel
 from dflash.predict.costs import ResolvedCosts, resolve_costs
 
@@ -35,6 +35,12 @@ class BoundaryFigures:
     padding_efficiency: float
     batches: float
     ktok_s: float
+
+
+def record_config() -> RunConfig:
+    """The field record's topology and costs, for exploring lengths without a config."""
+    pipeline = {"engine": "simulated", "targets": 5, "drafters": 3, "prefetch": 64, "prefetch_workers": 4}
+    return build_config({"data": {"path": "-"}, "target": {"path": "-"}, "pipeline": pipeline})
 
 
 def boundary_figures(
