@@ -140,7 +140,6 @@ def wrap_tokenizer(bpe: Tokenizer, template: str) -> PreTrainedTokenizerFast:
         eos_token=SPECIAL[IM_END],
         pad_token=SPECIAL[END_OF_TEXT],
         mask_token=SPECIAL[MASK],
-        additional_special_tokens=[SPECIAL[IM_START]],
         model_max_length=32768,
         clean_up_tokenization_spaces=False,
     )
@@ -303,6 +302,11 @@ def save(name: str, model: PreTrainedModel, bpe: Tokenizer, folder: Path, note: 
     model.generation_config = GenerationConfig(eos_token_id=[IM_END, END_OF_TEXT], pad_token_id=END_OF_TEXT)
     model.save_pretrained(folder)
     wrap_tokenizer(bpe, TEMPLATES[name]).save_pretrained(folder)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"  # the name that servers on transformers 4 know as well
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    for file in folder.iterdir():
+        file.chmod(0o644)
     (folder / "README.md").write_text(note, encoding="utf-8")
 
 
@@ -378,6 +382,7 @@ def main() -> None:
     rows = read_rows(arguments.rows)
     bpe = Tokenizer.from_file(str(arguments.tokenizer)) if arguments.tokenizer else train_tokenizer(rows)
     corpus = tokenise(rows, bpe)
+    del rows
     for name in [arguments.only] if arguments.only else list(TEMPLATES):
         print(json.dumps(make_target(name, corpus, bpe, arguments.out / name, arguments.minutes, arguments.seed)), flush=True)
 
