@@ -41,8 +41,8 @@ HEALTHY = CostModel(
 )
 SETTINGS = (
     "batching.strategy=jittered", "batching.order=stratified", "pipeline.engine=simulated", "pipeline.targets=5", "pipeline.drafters=3",
-    "pipeline.prefetch_workers=1", "pipeline.prefetch=8", "optim.accumulate=8", "optim.epochs=50", "telemetry.metrics_every=8",
-    "telemetry.sample_every=20", "telemetry.log_every=1000000", "checkpoint.every=0",
+    "pipeline.prefetch_workers=1", "pipeline.prefetch=8", "optim.accumulate=32", "optim.epochs=50", "telemetry.metrics_every=8",
+    "telemetry.sample_every=10", "telemetry.log_every=1000000", "checkpoint.every=0",
 )  # fmt: skip
 
 
@@ -87,7 +87,7 @@ FAULTS: dict[str, Callable[[Machine], Machine]] = {
     "prefetch speed": _scaled("prefetch_", 14.0),
     "drafter straggler": lambda machine: replace(machine, slow_worker={"drafter": 3.0}),
     "hand-over": lambda machine: replace(machine, copy_share=0.5, memory_free_share=0.02),
-    "evaluation": lambda machine: replace(_set("evaluation.every=2")(machine), holdout_batches=9),
+    "evaluation": lambda machine: replace(_set("evaluation.every=1")(machine), holdout_batches=6),
     "metrics": _set("telemetry.metrics_every=1"),
     "length mix": lambda machine: replace(machine, median_tokens=600),
 }
@@ -134,7 +134,7 @@ class VirtualRecorder(Recorder):
 
 
 def simulate_run(
-    runs: Path, name: str, machine: Machine, *, batches: int = 480, seed: int = 0, live: dict[int, Machine] | None = None
+    runs: Path, name: str, machine: Machine, *, batches: int = 640, seed: int = 0, live: dict[int, Machine] | None = None
 ) -> RunFolder:
     """Run a machine until so many batches are committed, and leave a run's folder with events.
 
