@@ -1,17 +1,19 @@
 """`dflash diff`: what differs between two runs, and only that: config, code, environment, data, results.
 
-Values are compared leaf by leaf under dotted keys. Keys to ignore are patterns as of the shell (`telemetry.*`). Results are read at the same time,
-step or number of tokens of both runs. Code is the commit and the uncommitted change that the manifest of the last session holds; the change
-between two commits is asked of git where the runs were started, if they are there.
+Values are compared leaf by leaf under dotted keys. Keys to ignore are patterns as of the shell (`telemetry.*`). Results are read at the same
+time, step or number of tokens of both runs. Code is the commit and the uncommitted change that the manifest of the last session holds; the
+change between two commits is asked of git where the command is run, if it knows both.
 """
 
 from __future__ import annotations
 
 import difflib
 import fnmatch
+import re
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +28,7 @@ from dflash.runs.folder import RunFolder
 Align = Literal["time", "step", "tokens"]
 POINTS = 10
 MOST_DIFF_LINES = 2_000
+_COMMIT = re.compile(r"[0-9a-f]{7,64}")
 _ALWAYS_DIFFER = ("manifest.started*", "manifest.*time*")
 
 
@@ -125,7 +128,7 @@ def aligned_results(old: EventLog, new: EventLog, align: Align) -> list[dict[str
     end = min(float(table[align].max()) for table in tables)  # type: ignore[arg-type]
     edges = np.linspace(begin, end, POINTS + 1)
     rows = []
-    for left, right in zip(edges[:-1], edges[1:], strict=True):
+    for left, right in pairwise(edges):
         parts = [table.filter((pl.col(align) >= left) & (pl.col(align) <= right)) for table in tables]
         row: dict[str, float | None] = {"position": float(right)}
         for name in ("loss", "rate"):
@@ -139,22 +142,19 @@ def aligned_results(old: EventLog, new: EventLog, align: Align) -> list[dict[str
 def _results(log: EventLog) -> pl.DataFrame:
     """time, step, tokens, loss, rate by step (or line)."""
     series = rate_series(log).kept
-    losses = log.steps if len(log.steps) and "loss" in log.steps.columns else log.lines
-    if "loss" not in losses.columns and series.is_empty():
+    losses = log.steps if "loss" in log.steps.columns else log.lines
+    source = losses if len(losses) else series
+    if source.is_empty():
         return pl.DataFrame()
-    frame = pl.DataFrame({"time": losses["at"], "step": losses["step"], "loss": losses["loss"] if "loss" in losses.columns else None}) if len(losses) else pl.DataFrame({"time": series["at"], "step": series["step"]}).with_columns(loss=pl.lit(None, pl.Float64))  # fmt: skip
-    tokens = (
-        losses["tokens"].cum_sum()
-        if len(losses) and "tokens" in losses.columns
-        else pl.Series([None] * len(frame), dtype=pl.Float64)
-    )
-    rate = (
-        np.interp(frame["time"].to_numpy(), series["at"].to_numpy(), series["rate"].to_numpy())
-        if len(series)
-        else [None] * len(frame)
-    )
-    return frame.with_columns(
-        pl.Series("tokens", tokens).cast(pl.Float64), pl.Series("rate", rate, dtype=pl.Float64), pl.col("step").cast(pl.Float64)
+    time = source["at"].to_numpy()
+    rate = np.interp(time, series["at"].to_numpy(), series["rate"].to_numpy()) if len(series) else np.full(len(time), np.nan)
+    nothing = pl.lit(None, pl.Float64)
+    return source.select(
+        time="at",
+        step=pl.col("step").cast(pl.Float64),
+        tokens=pl.col("tokens").cast(pl.Float64).cum_sum() if "tokens" in source.columns else nothing,
+        loss=pl.col("loss") if "loss" in source.columns else nothing,
+        rate=pl.Series(rate).fill_nan(None),
     )
 
 
@@ -195,7 +195,7 @@ def _code_diff(old: dict[str, Any], new: dict[str, Any], notes: list[str]) -> st
     """The commits' change, as far as git here knows both, then the change of what was not committed."""
     parts = []
     commits = old.get("commit"), new.get("commit")
-    if commits[0] != commits[1] and all(commits):
+    if commits[0] != commits[1] and all(_COMMIT.fullmatch(str(commit)) for commit in commits):
         between = _git_diff(str(commits[0]), str(commits[1]))
         if between is None:
             notes.append(f"git here doesn't know both of {commits[0]} and {commits[1]}: only what was uncommitted is compared")

@@ -1,7 +1,7 @@
 """What queue gauges of an imported log are consistent with. A log has no accounts of time, so nothing here is proved, and the words say so.
 
-Per stretch: batches a second of targets and drafters, tokens a batch (rate / drafter batches a second), mean items in the pool and in each bucket,
-share of lines with an empty pool, batches waiting for the targets. Rules, in order:
+Per stretch: batches a second of targets and drafters, tokens a batch (rate / drafter batches a second), mean items in the pool and in each
+bucket, share of lines with an empty pool, batches waiting for the targets. Rules, in order:
 
 1. the pool holds items while drafters take fewer batches than before, and buckets stand empty beside full ones: the pull policy waits; without
    empty buckets: drafters are slower.
@@ -25,7 +25,6 @@ HELD_ITEMS = 2.0
 EMPTY_SHARE = 0.5
 EMPTY_BUCKET_SHARE = 0.5
 FELL = 0.10
-_GAUGES = ("target_batches_per_second", "drafter_batches_per_second", "prefetched", "pooled", "pool_histogram")
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,8 @@ def suspect(before: Gauges | None, after: Gauges) -> Suspicion:
     if after.empty_share >= EMPTY_SHARE and (after.prefetched or 0) >= 1:
         evidence = f"the pool was empty in {after.empty_share:.0%} of the lines while {after.prefetched:.0f} batches waited for the targets"
         if padding is not None and padding >= PADDING_EXPLAINS and before is not None:
-            evidence += f"; real tokens a batch fell from {before.tokens_per_batch:,.0f} to {after.tokens_per_batch:,.0f}, which is {padding:.0%} of the drop"
+            tokens = f"{before.tokens_per_batch:,.0f} to {after.tokens_per_batch:,.0f}"
+            evidence += f"; real tokens a batch fell from {tokens}, which is {padding:.0%} of the drop"
             return Suspicion("padding", "Consistent with targets held up by padding.", evidence, ruled_out, padding)
         return Suspicion("target speed", "Consistent with the targets being the bottleneck.", evidence, ruled_out, padding)
     if after.empty_share >= EMPTY_SHARE and after.prefetched is not None:
@@ -148,10 +148,13 @@ def _percent(ratio: float | None) -> str:
 
 
 def _summary(gauges: Gauges) -> str:
-    words = {"target_batches_per_second": "targets {:.2f} batches/s", "drafter_batches_per_second": "drafters {:.2f} batches/s"}
-    words |= {"pooled": "{:.0f} items in the pool", "prefetched": "{:.0f} batches waiting"}
-    values: dict[str, Any] = {name: getattr(gauges, name) for name in words}
-    return ", ".join(words[name].format(value) for name, value in values.items() if value is not None)
+    parts = (
+        ("targets {:.2f} batches/s", gauges.target_batches_per_second),
+        ("drafters {:.2f} batches/s", gauges.drafter_batches_per_second),
+        ("{:.0f} items in the pool", gauges.pooled),
+        ("{:.0f} batches waiting", gauges.prefetched),
+    )
+    return ", ".join(words.format(value) for words, value in parts if value is not None)
 
 
 def _mean(lines: pl.DataFrame, name: str) -> float | None:

@@ -2,8 +2,8 @@
 
     J1 = 1.4826 MAD(l_t - l_{t-1}) / sqrt 2,   J2 = 1.4826 MAD(l_t - rolling median of 101),   both in nats; J2 / level is what to compare.
 
-J1 / J2 near 1 and a lag-1 autocorrelation of the residual near 0: the noise of batches. Autocorrelation above 0.3: drift, or instability. A spike is
-z = (loss - rolling median) / J2 above 7.
+J1 / J2 near 1 and a lag-1 autocorrelation of the residual near 0: the noise of batches. Autocorrelation above 0.3: drift, or instability. A spike
+is z = (loss - rolling median) / J2 above 7.
 
 Batches of one length class are easier or harder than those of another, so the residual follows the mix of the step. How much: the residual is
 regressed on the token shares of the length classes (spikes left out), adjusted R^2, and its p by circular shifts of the residual against the
@@ -239,6 +239,7 @@ def _sentence(found: Jumpiness) -> str:
         case "healthy":
             return f"{size}{mix}{order} That is the wanted diversity of the batches, no fault."
         case "unstable":
-            return f"{size}{mix} The gradient norm leaps with or before {sum(1 for s in found.spikes if (s.grad_z or 0) > SPIKE)} spikes of the loss."
+            led = sum(1 for spike in found.spikes if (spike.grad_z or 0) > SPIKE)
+            return f"{size}{mix} The gradient norm leaps with or before {led} spike(s) of the loss."
     why = " Whether the length mix explains it can't be told here." if found.explained is None else ""
     return f"{size}{mix}{order}{why} The evidence decides neither way."
