@@ -82,23 +82,29 @@ class Simulation:
 
 
 @dataclass
-class _Watcher:
+class Watcher:
     """The coordinator's listener: keeps what the figures need, and stops the run when its hours are over."""
 
     stop_at_seconds: float
     steps: list[tuple[float, int]] = field(default_factory=list)
     """End of each step in seconds, and the real tokens it committed."""
     windows: list[list[PlannedBatch]] = field(default_factory=list)
-    pulled: list[str] = field(default_factory=list)
+    pulled: list[tuple[float, int, str]] = field(default_factory=list)
+    """When a drafter pulled a batch, a running number, and the batch's id."""
     seconds: dict[str, float] = field(default_factory=dict)
     peak_bytes: int = 0
     coordinator: Coordinator | None = None
 
     def trained(self, trained: Trained) -> None:
+        """A drafter finished a batch."""
+        assert self.coordinator is not None
+        began = self.coordinator.engine.now() - trained.seconds["drafter"]
+        self.pulled.append((began, len(self.pulled), str(trained.batch.id)))
         for stage, spent in trained.seconds.items():
             self.seconds[stage] = self.seconds.get(stage, 0.0) + spent
 
     def stepped(self, report: StepReport) -> None:
+        """An optimiser step was taken."""
         assert self.coordinator is not None
         now = self.coordinator.engine.now()
         batches = [trained.batch for trained in report.batches]
@@ -115,6 +121,7 @@ class _Watcher:
         """No worker is lost in a simulation."""
 
     def turned(self, coordinator: Coordinator) -> None:
+        """One turn of the loop is over."""
         self.peak_bytes = max(self.peak_bytes, coordinator.pool.held_bytes)
 
 
@@ -122,6 +129,7 @@ class _NoCheckpoint:
     """Takes the time of a checkpoint and writes none."""
 
     def begin(self, step: int) -> Save:
+        """The job that takes the time."""
         return Save(Path())
 
     def commit(self, step: int, state: dict[str, Any]) -> None:
@@ -149,7 +157,7 @@ def simulate(
     workload = workload or load_workload(config)
     costs = costs or resolve_costs(config)
     hours = hours or config.simulation.hours
-    watcher = _Watcher(hours * 3_600)
+    watcher = Watcher(hours * 3_600)
     coordinator = build(shortened(config, workload, costs.model, hours), workload, costs, watcher)
     deadlock = None
     started = time.process_time()
@@ -161,7 +169,7 @@ def simulate(
     return _summary(config, workload, costs, coordinator, watcher, deadlock, spent)
 
 
-def build(config: RunConfig, workload: Workload, costs: ResolvedCosts, watcher: _Watcher) -> Coordinator:
+def build(config: RunConfig, workload: Workload, costs: ResolvedCosts, watcher: Watcher) -> Coordinator:
     """The coordinator of a run on the simulated engine."""
     ledger = Ledger()
     engine = SimulatedEngine(
@@ -222,7 +230,7 @@ def _summary(
     workload: Workload,
     costs: ResolvedCosts,
     coordinator: Coordinator,
-    watcher: _Watcher,
+    watcher: Watcher,
     deadlock: str | None,
     spent_seconds: float,
 ) -> Simulation:
@@ -280,7 +288,7 @@ def _queue(snapshot: dict[str, Any], now: float) -> dict[str, float]:
     }
 
 
-def _pool(coordinator: Coordinator, watcher: _Watcher, now: float) -> dict[str, Any]:
+def _pool(coordinator: Coordinator, watcher: Watcher, now: float) -> dict[str, Any]:
     snapshot: dict[str, Any] = coordinator.queues["pool"].snapshot(now)
     return {
         **_queue(snapshot, now),
@@ -292,7 +300,7 @@ def _pool(coordinator: Coordinator, watcher: _Watcher, now: float) -> dict[str, 
     }
 
 
-def _stages(watcher: _Watcher, batches: int) -> dict[str, float]:
+def _stages(watcher: Watcher, batches: int) -> dict[str, float]:
     per = {"step": max(len(watcher.steps), 1)}
     return {stage: spent / per.get(stage, max(batches, 1)) for stage, spent in watcher.seconds.items() if stage != "residence"}
 
