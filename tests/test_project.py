@@ -115,3 +115,17 @@ def test_arrows_between_rooms_point_down(room, above):
 def test_files_can_be_held_by_a_reader():
     longest = {path: len(path.read_text().splitlines()) for room in ("dflash", "workbench") for path in (ROOT / room).rglob("*.py")}
     assert {str(path.relative_to(ROOT)): lines for path, lines in longest.items() if lines > 400} == {}
+
+
+DISTRIBUTIONS = {"yaml": "pyyaml", "google": "protobuf"}
+
+
+def test_every_imported_package_is_declared():
+    declared = {normal(Requirement(text).name) for text in PROJECT["dependencies"]}
+    optional = {
+        normal(Requirement(text).name) for extra in ("flash", "cuda", "smollm") for text in PROJECT["optional-dependencies"][extra]
+    }
+    imported = {name.split(".")[0] for room in ("dflash", "workbench") for name in room_imports(room)}
+    foreign = imported - set(sys.stdlib_module_names) - {"dflash", "workbench"}
+    undeclared = {normal(DISTRIBUTIONS.get(name, name)) for name in foreign} - declared - optional
+    assert undeclared == set()
