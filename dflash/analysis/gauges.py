@@ -158,8 +158,8 @@ def _summary(gauges: Gauges) -> str:
 
 
 def _mean(lines: pl.DataFrame, name: str) -> float | None:
-    values = lines[name].drop_nulls() if name in lines.columns else []
-    return float(np.mean(values)) if len(values) else None
+    values = lines[name].drop_nulls().to_numpy() if name in lines.columns else np.zeros(0)
+    return float(values.mean()) if values.size else None
 
 
 def _buckets(lines: pl.DataFrame) -> Any:

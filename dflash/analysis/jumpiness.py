@@ -1,9 +1,9 @@
 """`dflash jumpiness`: is a jumpy loss the wanted diversity of the batches, or a training that comes apart?
 
-    J1 = 1.4826 MAD(l_t - l_{t-1}) / sqrt 2,   J2 = 1.4826 MAD(l_t - rolling median of 101),   both in nats; J2 / level is what to compare.
+    J1 = 1.4826 MAD(l_t - l_{t-1}) / sqrt 2,   J2 = 1.4826 MAD(l_t - rolling median of 101), both in nats; J2 / level is what to compare.
 
-J1 / J2 near 1 and a lag-1 autocorrelation of the residual near 0: the noise of batches. Autocorrelation above 0.3: drift, or instability. A spike
-is z = (loss - rolling median) / J2 above 7.
+J1 / J2 near 1 and a lag-1 autocorrelation of the residual near 0: the noise of batches. Autocorrelation above 0.3: drift, or instability.
+A spike is z = (loss - rolling median) / J2 above 7.
 
 Batches of one length class are easier or harder than those of another, so the residual follows the mix of the step. How much: the residual is
 regressed on the token shares of the length classes (spikes left out), adjusted R^2, and its p by circular shifts of the residual against the
