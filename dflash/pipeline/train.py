@@ -111,6 +111,8 @@ def _train_on(run: RunFolder, recorder: Recorder, show: Callable[[str], None]) -
     shape = check_fits(config, dataset)
     store = CheckpointStore(run.checkpoints, config.checkpoint.keep, belongs_to(config, dataset, shape), show)
     checkpoint = store.newest()
+    pipeline = config.pipeline
+    show(f"{run.path}: starting {pipeline.targets} targets and {pipeline.drafters} drafters on the {pipeline.engine} engine")
     with make_engine(config, RealStages(config, checkpoint.folder if checkpoint else None), run.path) as engine:
         coordinator, reporter = _assemble(run, config, dataset, shape, checkpoint, store, engine, recorder, show)
         first, total = coordinator.progress.step, coordinator.total_steps

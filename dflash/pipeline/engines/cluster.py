@@ -16,8 +16,14 @@ from dflash.errors import RefusedInput, RunFailed
 
 _STORE_SLACK_BYTES = 256 * 2**20
 _STORE_SHARE_OF_MEMORY = 0.5
-# Ray runs workers at niceness 15; ours are the work itself, and anything else on the machine would starve them.
-_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # Ray runs workers at niceness 15; ours are the work itself, and anything else on the machine would starve them.
+    "RAY_worker_niceness": "0",
+    # On a busy machine a worker takes minutes to import torch; Ray gives up after one and starts it again, for ever.
+    "RAY_worker_register_timeout_seconds": "900",
+}
 
 
 def connect(config: RunConfig) -> bool:
@@ -33,8 +39,9 @@ def connect(config: RunConfig) -> bool:
         if address is not None:
             ray.init(address=address, **quiet)
         else:
-            # Actors take no CPU slots, so one is enough, and Ray keeps no idle workers for the others.
-            ray.init(object_store_memory=store_bytes(config.pool.capacity_bytes), num_cpus=1, include_dashboard=False, **quiet)
+            # Actors take no CPU slots; their number is how many workers Ray starts at a time.
+            store = store_bytes(config.pool.capacity_bytes)
+            ray.init(address="local", object_store_memory=store, num_cpus=os.cpu_count(), include_dashboard=False, **quiet)
     except (ConnectionError, RuntimeError, ValueError) as error:
         where = f"the cluster at pipeline.ray_address={address}" if address else "Ray on this machine"
         raise RunFailed(f"can't reach or start {where}: {error}") from error
