@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, cast, get_args
@@ -215,18 +214,13 @@ def _start(run: Any, background: bool, as_json: bool) -> None:
     if background:
         print_result({"run": str(run.path), "pid": drive(run)}, as_json)
         return
+    from dflash.cli_view import run_view
     from dflash.pipeline.train import drive_run
+    from dflash.runs.table import total_steps_of
 
-    show = _shower(sys.stderr if as_json else sys.stdout)
-    outcome = drive_run(run, show)
+    with run_view(sys.stderr if as_json else sys.stdout, lambda: total_steps_of(run.events)) as show:
+        outcome = drive_run(run, show)
     print_result({"run": str(run.path), **asdict(outcome)}, as_json)
-
-
-def _shower(stream: Any) -> Callable[[str], None]:
-    def show(line: str) -> None:
-        print(line, file=stream, flush=True)
-
-    return show
 
 
 def _numbers(text: str | None) -> list[int] | None:

@@ -29,7 +29,7 @@ def describe_run(run: RunFolder) -> dict[str, Any]:
         "run": run.name,
         "state": run.state(),
         "step": newest.get("step", 0),
-        "total_steps": _total_steps(run.events),
+        "total_steps": total_steps_of(run.events),
         "loss": _rounded(newest.get("loss")),
         "acceptance_length": _rounded(newest.get("acceptance_length")),
         "ktok_s": _ktok_per_second(steps),
@@ -48,8 +48,8 @@ def last_events(events: Path) -> list[dict[str, Any]]:
     return [event for line in lines if (event := _event(line)) is not None]
 
 
-def _total_steps(events: Path) -> int | None:
-    """From the newest session's first lines."""
+def total_steps_of(events: Path) -> int | None:
+    """Optimiser steps of the whole run, as its newest session found them when it began; None before that."""
     for path in reversed(_session_files(events)):
         with path.open("rb") as file:
             for line in file.readlines(64 * 1024):
