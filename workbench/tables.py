@@ -8,10 +8,20 @@ from typing import Any
 
 from dflash.report.page import shown
 
+NEVER_BROKEN = 26
+"""Characters of a cell that is kept on one line."""
+
 
 def table_html(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, note: str = "") -> str:
     """Rows under column names, numbers shortened as in reports."""
     head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(shown(cell))}</td>" for cell in row) + "</tr>" for row in rows)
+    body = "".join("<tr>" + "".join(_cell(cell) for cell in row) + "</tr>" for row in rows)
     said = f'<div class="dflash-note">{html.escape(note)}</div>' if note else ""
-    return f'<table class="dflash-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{said}'
+    return f'<div class="dflash-wide"><table class="dflash-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{said}'
+
+
+def _cell(value: Any) -> str:
+    text = shown(value)
+    kind = ' class="text"' if isinstance(value, str) else ""
+    style = ' style="white-space: nowrap"' if len(text) <= NEVER_BROKEN else ""
+    return f"<td{kind}{style}>{html.escape(text)}</td>"
