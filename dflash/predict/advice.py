@@ -169,9 +169,9 @@ def _search(config: RunConfig, sample: Workload, costs: ResolvedCosts, least_anc
 
 
 def _drafter_seconds(batches: list[PlannedBatch], sample: Workload, anchors: int, costs: ResolvedCosts) -> float:
-    blocks = np.minimum(sample.anchor_places, anchors)
+    blocks = sample.blocks
     jobs = (Train(worker=0, batch=batch, anchors=anchors, with_metrics=False) for batch in batches)
-    return sum(costs.model.seconds(job, int(blocks[job.batch.samples].sum())) for job in jobs)
+    return sum(costs.model.seconds(job, blocks.of(job.batch.samples, anchors)) for job in jobs)
 
 
 def _topology_patch(config: RunConfig, targets: int, drafters: int, anchors: int) -> list[str]:

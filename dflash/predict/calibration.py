@@ -25,6 +25,7 @@ from dflash.config import RunConfig
 from dflash.errors import RefusedInput
 from dflash.predict.costs import About, CostsFile, Term, device_name, drafter_summary
 from dflash.predict.regression import Fit, FittedTerm, fit_terms
+from dflash.predict.workload import load_workload
 from dflash.runs.folder import RunFolder
 from dflash.telemetry.accounts import STATES
 from dflash.telemetry.reader import event_frame, read_events
@@ -41,7 +42,8 @@ class RunCosts:
         name: the run's.
         config: its settings.
         machine: its manifest's machine.
-        batches: its batch events without the first window, with the columns `anchor_tokens`, `padded_squares` and `metrics` added.
+        batches: its batch events without the first window, with the columns `anchor_tokens`, `padded_squares`, `packed_tokens` and
+            `metrics` added.
         step_seconds: of each optimiser step but the first [steps].
         copy_seconds: a job's messages and copies, mean.
         checkpoint_seconds: of a checkpoint, mean; None when none was written.
@@ -128,7 +130,8 @@ def read_run(run: RunFolder) -> RunCosts:
     squares = pl.col("length_squared") if packed else pl.col("rows") * pl.col("longest").cast(pl.Int64) ** 2
     batches = batches.with_columns(
         squares.cast(pl.Float64).alias("padded_squares"),
-        (pl.col("anchors") * pl.col("tokens") / pl.col("rows")).alias("anchor_tokens"),
+        _anchor_tokens(batches, config).alias("anchor_tokens"),
+        (pl.col("tokens") * packed).alias("packed_tokens"),
         pl.col("accuracy").is_not_null().cast(pl.Float64).alias("metrics"),
         *(pl.col(f"{stage}_seconds") / sharing for stage in ("prefetch", "target", "drafter")),
     )
@@ -143,6 +146,16 @@ def read_run(run: RunFolder) -> RunCosts:
         checkpoint_seconds=checkpoint_seconds / saved if saved and checkpoint_seconds else None,
         sharing=sharing,
     )
+
+
+def _anchor_tokens(batches: pl.DataFrame, config: RunConfig) -> pl.Series:
+    """Tokens of the blocks' conversations: exact where the data set is at hand, else as if a batch's rows were alike."""
+    try:
+        blocks = load_workload(config).blocks
+    except RefusedInput:
+        return batches["anchors"] * batches["tokens"] / batches["rows"]
+    drawn = (blocks.of(np.asarray(samples), config.drafter.anchors) for samples in batches["samples"].to_list())
+    return pl.Series([each.anchor_tokens for each in drawn], dtype=pl.Float64)
 
 
 def _from_samples(samples: list[dict[str, Any]]) -> tuple[float, float, float]:
@@ -172,6 +185,9 @@ def _fit_target(runs: list[RunCosts]) -> Fit:
         "target_per_padded_token": _column(runs, "padded_tokens"),
         "target_per_length_squared": _column(runs, "padded_squares"),
     }
+    packed = _column(runs, "packed_tokens")
+    if packed.any():
+        columns["target_per_packed_token"] = packed
     return fit_terms(_column(runs, "target_seconds"), columns)
 
 

@@ -87,8 +87,12 @@ def resolve_costs(config: RunConfig) -> ResolvedCosts:
         values = {name: getattr(simulation, name) for name in TERMS}
         return ResolvedCosts(cost_model(values, simulation.noise), simulation.cores, RECORD)
     file = read_costs(simulation.costs)
-    cores = simulation.cores or file.cores
-    return ResolvedCosts(file.model(), cores, simulation.costs, tuple(mismatches(file.about, config, simulation.costs)))
+    warnings = mismatches(file.about, config, simulation.costs)
+    if config.batching.strategy == "packed" and "target_per_packed_token" not in file.terms:
+        warnings.append(
+            f"{simulation.costs} was measured on padded batches alone; packed ones may cost more: calibrate on such a run too"
+        )
+    return ResolvedCosts(file.model(), simulation.cores or file.cores, simulation.costs, tuple(warnings))
 
 
 def cost_model(terms: dict[str, float], noise: float) -> CostModel:

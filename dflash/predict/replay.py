@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from dflash.config import RunConfig
 from dflash.errors import RefusedInput
-from dflash.pipeline.engines.simulated import CostModel
+from dflash.pipeline.engines.simulated import NO_BLOCKS, Blocks, CostModel
 from dflash.pipeline.jobs import Job, Prefetch, Produce, Save, Step, Train
 from dflash.predict.costs import ResolvedCosts
 from dflash.predict.simulation import Watcher, build
@@ -40,7 +40,7 @@ class RecordedCosts(CostModel):
     stages: dict[str, dict[str, float]] | None = None
     steps: dict[int, float] | None = None
 
-    def seconds(self, job: Job, anchors: int = 0) -> float:
+    def seconds(self, job: Job, blocks: Blocks = NO_BLOCKS) -> float:
         """The recorded seconds of a job."""
         match job:
             case Prefetch(batch=batch):

@@ -176,7 +176,7 @@ def build(config: RunConfig, workload: Workload, costs: ResolvedCosts, watcher: 
         config.pipeline,
         costs.model,
         config.simulation.seed,
-        anchor_places=workload.anchor_places,
+        blocks=workload.blocks,
         feature_bytes_per_token=workload.feature_bytes_per_token,
         cores=costs.cores,
         serial=config.pipeline.engine == "inline",

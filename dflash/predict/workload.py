@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from dflash.config import RunConfig, SimulationConfig
 from dflash.errors import RefusedInput
+from dflash.pipeline.engines.simulated import BlockPlaces
 from dflash.pipeline.plans import split_holdout
 
 RECORD_FEATURE_BYTES = 51_200
@@ -41,9 +42,9 @@ class Workload:
         return int(self.lengths[self.kept].sum(dtype=np.int64))
 
     @property
-    def anchor_places(self) -> NDArray[np.int64]:
-        """Positions of each sample that a block may start at [samples]: an anchor and the token after it carry loss."""
-        return np.maximum(self.supervised - 1, 0)
+    def blocks(self) -> BlockPlaces:
+        """Where blocks may start: an anchor and the token after it carry loss."""
+        return BlockPlaces(self.lengths, np.maximum(self.supervised - 1, 0))
 
 
 def load_workload(config: RunConfig) -> Workload:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import heapq
 import random
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, Self
+from typing import Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,16 @@ _PRIORITY: dict[type[Job], int] = {Save: 0, Step: 0, Train: 1, Evaluate: 1, Prod
 _SHORTEST_SHARE = 0.05
 
 
+class Blocks(NamedTuple):
+    """What a batch's conversations give the drafter to do: blocks drafted, and their conversations' tokens summed over them."""
+
+    anchors: int
+    anchor_tokens: int
+
+
+NO_BLOCKS = Blocks(0, 0)
+
+
 class Costs(Protocol):
     """Where the seconds of a job come from."""
 
@@ -40,8 +50,8 @@ class Costs(Protocol):
     def noise(self) -> float:
         """Standard deviation of the factor that a job's seconds are multiplied by."""
 
-    def seconds(self, job: Job, anchors: int) -> float:
-        """Seconds a worker is busy with a job, without noise; `anchors` are the batch's."""
+    def seconds(self, job: Job, blocks: Blocks) -> float:
+        """Seconds a worker is busy with a job, without noise."""
 
     def copy_seconds(self, job: Job, feature_bytes: int) -> float:
         """Seconds a worker hands over, besides; `feature_bytes` are the batch's."""
@@ -60,6 +70,7 @@ class CostModel:
     target_per_row: float = 0.0
     target_per_padded_token: float = 1e-4
     target_per_length_squared: float = 0.0
+    target_per_packed_token: float = 0.0
     drafter_fixed: float = 0.0
     drafter_per_row: float = 0.0
     drafter_per_token: float = 1e-4
@@ -75,7 +86,7 @@ class CostModel:
     drafters: int = 1
     """Replicas that add up their gradients at a step."""
 
-    def seconds(self, job: Job, anchors: int = 0) -> float:
+    def seconds(self, job: Job, blocks: Blocks = NO_BLOCKS) -> float:
         """Seconds a worker is busy with a job, without noise."""
         match job:
             case Prefetch(batch=batch):
@@ -86,11 +97,12 @@ class CostModel:
                     + self.target_per_row * batch.rows
                     + self.target_per_padded_token * batch.padded_tokens
                     + self.target_per_length_squared * padded_squares(batch)
+                    + (self.target_per_packed_token * batch.tokens if batch.packed else 0.0)
                 )
             case Train(batch=batch, with_metrics=with_metrics):
-                return self._drafting(batch, anchors) + (self.drafter_metrics if with_metrics else 0.0)
+                return self._drafting(batch, blocks) + (self.drafter_metrics if with_metrics else 0.0)
             case Evaluate(batch=batch):
-                return self._drafting(batch, anchors)
+                return self._drafting(batch, blocks)
             case Step():
                 return self.step_fixed + self.step_per_drafter * (self.drafters - 1)
             case Save():
@@ -109,19 +121,37 @@ class CostModel:
             terms["copy_bytes_per_second"] = self.copy_bytes_per_second * factor
         return replace(self, **terms)
 
-    def _drafting(self, batch: PlannedBatch, anchors: int) -> float:
+    def _drafting(self, batch: PlannedBatch, blocks: Blocks) -> float:
         return (
             self.drafter_fixed
             + self.drafter_per_row * batch.rows
             + self.drafter_per_token * batch.tokens
-            + self.drafter_per_anchor * anchors
-            + self.drafter_per_anchor_token * anchors * batch.tokens / batch.rows
+            + self.drafter_per_anchor * blocks.anchors
+            + self.drafter_per_anchor_token * blocks.anchor_tokens
         )
 
 
 def padded_squares(batch: PlannedBatch) -> int:
     """What the target's attention pays: the sum of length squared, with padding where there is any."""
     return batch.length_squared if batch.packed else batch.rows * batch.longest**2
+
+
+@dataclass(frozen=True)
+class BlockPlaces:
+    """Where blocks may start in each sample.
+
+    Attributes:
+        lengths: tokens [all samples].
+        places: positions a block may start at [all samples].
+    """
+
+    lengths: NDArray[np.integer]
+    places: NDArray[np.integer]
+
+    def of(self, samples: NDArray[np.integer], budget: int) -> Blocks:
+        """The blocks of these samples when at most `budget` a sample are drawn."""
+        drawn = np.minimum(self.places[samples], budget)
+        return Blocks(int(drawn.sum()), int(drawn @ self.lengths[samples]))
 
 
 class SimulatedEngine:
@@ -131,7 +161,7 @@ class SimulatedEngine:
         pipeline: how many workers of each kind.
         costs: seconds of a job.
         seed: of the noise.
-        anchor_places: positions of each sample that a block may start at [all samples]; None: no blocks are counted.
+        blocks: where blocks may start in the samples; None: no blocks are counted.
         feature_bytes_per_token: bytes handed over a real token.
         cores: CPU cores that all workers share; 0: a device each.
         serial: one job at a time, as the `inline` engine.
@@ -145,7 +175,7 @@ class SimulatedEngine:
         costs: Costs,
         seed: int = 0,
         *,
-        anchor_places: NDArray[np.int64] | None = None,
+        blocks: BlockPlaces | None = None,
         feature_bytes_per_token: int = 0,
         cores: int = 0,
         serial: bool = False,
@@ -153,7 +183,7 @@ class SimulatedEngine:
         self.targets, self.drafters, self.prefetch_workers = pipeline.targets, pipeline.drafters, pipeline.prefetch_workers
         self.costs = replace(costs, drafters=pipeline.drafters) if isinstance(costs, CostModel) else costs
         self.jobs_done = 0
-        self._anchor_places, self._feature_bytes_per_token = anchor_places, feature_bytes_per_token
+        self._blocks, self._feature_bytes_per_token = blocks, feature_bytes_per_token
         self._random = random.Random(seed)
         self._machine: _Machine = _OneHand() if serial else _Cores(cores)
         self._clock = 0.0
@@ -165,14 +195,14 @@ class SimulatedEngine:
     def submit(self, job: Job) -> None:
         """Start a job now; it ends after its cost."""
         batch = None if isinstance(job, Step | Save) else job.batch
-        anchors = 0
-        if isinstance(job, Train) and self._anchor_places is not None:
-            anchors = int(np.minimum(self._anchor_places[job.batch.samples], job.anchors).sum())
-        seconds = self.costs.seconds(job, anchors)
+        blocks = NO_BLOCKS
+        if isinstance(job, Train) and self._blocks is not None:
+            blocks = self._blocks.of(job.batch.samples, job.anchors)
+        seconds = self.costs.seconds(job, blocks)
         if self.costs.noise:
             seconds *= max(1.0 + self.costs.noise * self._random.gauss(0.0, 1.0), _SHORTEST_SHARE)
         copied = self.costs.copy_seconds(job, batch.tokens * self._feature_bytes_per_token if batch is not None else 0)
-        self._machine.start(_Doing(job, anchors, seconds, copied), self._clock)
+        self._machine.start(_Doing(job, blocks.anchors, seconds, copied), self._clock)
 
     def wait(self, patience_seconds: float | None) -> list[Completion]:
         """Move the clock to the next end, or by the patience if that is sooner."""
