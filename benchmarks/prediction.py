@@ -15,11 +15,13 @@ a run during which they took more than a tenth of one is marked.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -42,16 +44,11 @@ MEDIAN_BOUND, WORST_BOUND = 0.07, 0.15
 BOUNDARIES = "[0, 128, 256, 512, 1024, 2048]"
 CALIBRATED = {
     "jittered, 32 anchors": [],
-    "shuffled, 96 anchors": [
-        "batching.strategy=shuffled",
-        "batching.order=random",
-        "drafter.anchors=96",
-        "batching.token_budget=6144",
-    ],
+    "packed, 96 anchors": ["batching.strategy=packed", "drafter.anchors=96", "batching.token_budget=6144"],
 }
 PREDICTED = {
     "bucketed by hand": ["batching.strategy=bucketed", f"batching.boundaries={BOUNDARIES}", "batching.order=random"],
-    "packed, 64 anchors": ["batching.strategy=packed", "drafter.anchors=64"],
+    "shuffled, 64 anchors": ["batching.strategy=shuffled", "batching.order=random", "drafter.anchors=64"],
     "two targets, pool of 3, random": ["pipeline.targets=2", "pool.capacity_items=3", "pool.policy=random", "drafter.anchors=64"],
     "two drafters, longest queue": ["pipeline.drafters=2", "pool.policy=longest_queue", "batching.order=random"],
     "inline, sorted, 16 anchors": ["pipeline.engine=inline", "batching.strategy=sorted", "drafter.anchors=16"],
@@ -85,10 +82,9 @@ def train(work: Path, name: str, config: RunConfig) -> tuple[RunFolder, float]:
     """Run it for real. Returns the run and the cores that other processes took meanwhile (mean)."""
     folder = name.replace(",", "").replace(" ", "-")
     run = create_run(work / "runs", folder, config)
-    started, busy, own = time.monotonic(), _busy_seconds(), _own_seconds()
-    drive_run(run, lambda line: print(f"  {line}", file=sys.stderr))
-    others = (_busy_seconds() - busy) - (_own_seconds() - own)
-    return run, max(others / (time.monotonic() - started), 0.0)
+    with Others() as others:
+        drive_run(run, lambda line: print(f"  {line}", file=sys.stderr))
+    return run, others.cores
 
 
 def measured_rate(run: RunFolder) -> float:
@@ -97,15 +93,38 @@ def measured_rate(run: RunFolder) -> float:
     return rate(list(zip(steps["seconds"].to_list(), steps["tokens"].to_list(), strict=True)))[0]
 
 
+class Others:
+    """Measures the cores that other processes take meanwhile: all CPU seconds less those of this process and of those it starts."""
+
+    def __enter__(self):
+        self._stop, self._own = threading.Event(), {}
+        self._started, self._busy = time.monotonic(), _busy_seconds()
+        self._look()
+        self._before = sum(self._own.values())
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._stop.set()
+        self._thread.join()
+        own = sum(self._own.values()) - self._before
+        self.cores = max((_busy_seconds() - self._busy - own) / (time.monotonic() - self._started), 0.0)
+
+    def _watch(self):
+        while not self._stop.wait(0.5):
+            self._look()
+
+    def _look(self):
+        me = psutil.Process()
+        for each in [me, *me.children(recursive=True)]:
+            with contextlib.suppress(psutil.Error):
+                self._own[each.pid] = sum(each.cpu_times()[:2])
+
+
 def _busy_seconds() -> float:
     times = psutil.cpu_times()
-    return float(sum(times) - times.idle - getattr(times, "iowait", 0.0))
-
-
-def _own_seconds() -> float:
-    """CPU seconds of this process and of those it started, ended ones included."""
-    me = psutil.Process()
-    return sum(me.cpu_times()[:4]) + sum(sum(each.cpu_times()[:2]) for each in me.children(recursive=True))
+    return float(times.user + times.nice + times.system)
 
 
 def main() -> None:
