@@ -25,7 +25,7 @@ from dflash.config import RunConfig, build_config
 from dflash.data.options import PrepareOptions
 from dflash.data.prepare import prepare
 from dflash.data.sample import write_sample_corpus
-from dflash.errors import DFlashError, RefusedInput
+from dflash.errors import DFlashError, RefusedInput, RunFailed
 from dflash.pipeline.train import drive_run
 from dflash.runs.folder import RunFolder, create_run
 from dflash.serving.checkpoint import find_drafter
@@ -78,7 +78,7 @@ def run_config(target: Path, data: Path, epochs: int) -> RunConfig:
             "batching": {"token_budget": 512},
             "pool": {"capacity_items": 4},
             "pipeline": {"engine": "inline"},
-            "optim": {"accumulate": 2, "epochs": epochs, "lr": 2e-3},
+            "optim": {"accumulate": 2, "epochs": epochs, "lr": 1.5e-3, "warmup": 0.1},
             "evaluation": {"anchors": 16},
             "checkpoint": {"every": 25, "keep": 2},
         }
@@ -86,12 +86,16 @@ def run_config(target: Path, data: Path, epochs: int) -> RunConfig:
 
 
 def train(room: Path, config: RunConfig) -> RunFolder:
-    """Train to the end; a run that was stopped goes on."""
+    """Train to the end; a run that was stopped before goes on.
+
+    Raises:
+        RunFailed: it was stopped again.
+    """
     run = RunFolder(room / "runs" / "smollm")
     if not (run.path / "config.yaml").is_file():
         run = create_run(room / "runs", "smollm", config)
-    if run.state() != "finished":
-        drive_run(run)
+    if run.state() != "finished" and drive_run(run).state != "finished":
+        raise RunFailed(f"{run.path}: stopped with a checkpoint; start the demo again to go on")
     return run
 
 
@@ -111,7 +115,7 @@ def main() -> None:
     """Run all steps."""
     arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     arguments.add_argument("--samples", type=int, default=264, help=f"chats, {HELD_OUT} of them held out")
-    arguments.add_argument("--epochs", type=int, default=3)
+    arguments.add_argument("--epochs", type=int, default=2)
     chosen = arguments.parse_args()
     target, data, chats = ROOM / "target", ROOM / "tokens", ROOM / "chats.jsonl"
     console = Console()
