@@ -28,6 +28,7 @@ from dflash.runs.folder import RunFolder, create_run
 from dflash.telemetry.recorder import Recorder
 
 MEDIAN_TOKENS, SIGMA = 1_728, 0.6
+USUAL_SECONDS_A_TOKEN = 3.5e-4
 HEALTHY = CostModel(
     prefetch_fixed=0.1,
     prefetch_per_token=1e-5,
@@ -100,13 +101,13 @@ class _Costs:
     def __init__(self, machine: Machine) -> None:
         self.machine, self.noise = machine, machine.costs.noise
 
-    def seconds(self, job: Job, anchors: int) -> float:
-        seconds = self.machine.costs.seconds(job, anchors)
+    def seconds(self, job: Job, blocks: Any) -> float:
+        seconds = self.machine.costs.seconds(job, blocks)
         kind = {Train: "drafter", Produce: "target", Prefetch: "prefetch"}.get(type(job), "")
         return seconds * (self.machine.slow_worker.get(kind, 1.0) if getattr(job, "worker", None) == 0 else 1.0)
 
     def copy_seconds(self, job: Job, feature_bytes: int) -> float:
-        return self.machine.copy_share * self.machine.costs.seconds(job, 0) if isinstance(job, Train | Produce) else 0.0
+        return self.machine.copy_share * USUAL_SECONDS_A_TOKEN * job.batch.tokens if isinstance(job, Train | Produce) else 0.0
 
 
 class _MeasuringEngine(SimulatedEngine):

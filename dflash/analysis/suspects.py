@@ -1,7 +1,7 @@
 """What was changed, ranked by whether it can have caused what was found.
 
-Suspects are the settings that differ between two runs, the changes made live, code, environment and data. Each setting acts on certain factors of
-the rate (`factors.FACTORS`); one that acts on a named cause ranks first, the more of the drop that cause explains the higher; code and
+Suspects are the settings that differ between two runs, the changes made live, code, environment and data. Each setting acts on certain factors
+of the rate (`factors.FACTORS`); one that acts on a named cause ranks first, the more of the drop that cause explains the higher; code and
 environment can act on any; a setting that acts on none of them ranks last, with the words "can't have".
 """
 
