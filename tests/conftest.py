@@ -4,8 +4,12 @@ import json
 import random
 
 import pytest
+from hypothesis import settings
 
 from dflash.config import build_config
+
+settings.register_profile("project", deadline=None)  # speed is judged in benchmarks/, never by a test on a busy machine
+settings.load_profile("project")
 
 WORDS = "the run plans its batches and trains a drafter on hidden states of the target while the pool stays bounded".split()
 

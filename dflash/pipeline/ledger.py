@@ -1,7 +1,7 @@
 """The ledger: where each batch is, so that each sample is trained on exactly once an epoch.
 
 An epoch is a chain of plans ("segments"). The first covers all samples of the epoch; when batching is changed live, what has not
-been issued yet is planned anew as the next segment. A batch is `BatchId(epoch, segment, index)`, and ids sort in plan order. Each
+been issued yet is planned anew as the next segment. A batch is `BatchId(epoch, segment, number)`, and ids sort in plan order. Each
 goes planned -> issued -> pooled -> taken -> committed, and is committed when the optimiser step that used it is; anything short of
 that is done again after a crash. What a checkpoint stores is small: per segment its recipe and the committed and dropped indices.
 """
@@ -18,10 +18,10 @@ class BatchId(NamedTuple):
 
     epoch: int
     segment: int
-    index: int
+    number: int
 
     def __str__(self) -> str:
-        return f"{self.epoch}.{self.segment}.{self.index}"
+        return f"{self.epoch}.{self.segment}.{self.number}"
 
 
 class BatchState(IntEnum):
@@ -73,7 +73,7 @@ class Ledger:
 
     def state(self, batch: BatchId) -> BatchState:
         """Where a batch is."""
-        return BatchState(self.epochs[batch.epoch][batch.segment].states[batch.index])
+        return BatchState(self.epochs[batch.epoch][batch.segment].states[batch.number])
 
     def advance(self, batch: BatchId, state: BatchState) -> None:
         """Move a batch one state on.
@@ -84,14 +84,14 @@ class Ledger:
         now = self.state(batch)
         if state != now + 1 or state == BatchState.DROPPED:
             raise LedgerFault(f"batch {batch} is {now.name.lower()}, it can't become {state.name.lower()}")
-        self.epochs[batch.epoch][batch.segment].states[batch.index] = state
+        self.epochs[batch.epoch][batch.segment].states[batch.number] = state
 
     def give_back(self, batch: BatchId) -> None:
         """A worker lost the batch before it was committed: it is planned again."""
         now = self.state(batch)
         if now not in (BatchState.ISSUED, BatchState.POOLED, BatchState.TAKEN):
             raise LedgerFault(f"batch {batch} is {now.name.lower()}, it can't be given back")
-        self.epochs[batch.epoch][batch.segment].states[batch.index] = BatchState.PLANNED
+        self.epochs[batch.epoch][batch.segment].states[batch.number] = BatchState.PLANNED
 
     def left_in_epoch(self, epoch: int) -> int:
         """Batches of an epoch that still have to be committed."""

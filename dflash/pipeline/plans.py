@@ -255,7 +255,7 @@ class _DescribedPlan:
 
     def describe(self, batch: BatchId) -> PlannedBatch:
         """The batch of this id."""
-        at = batch.index
+        at = batch.number
         return PlannedBatch(
             id=batch,
             samples=self.plan.batch(at),

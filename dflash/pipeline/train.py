@@ -86,7 +86,7 @@ def drive_run(run: RunFolder, show: Callable[[str], None] = print) -> Outcome:
 
 def _drive(run: RunFolder, recorder: Recorder, show: Callable[[str], None]) -> Outcome:
     """Sessions of one process: one, and one more for each time drafters have to go back to a checkpoint."""
-    examination = examine(run.config(), runs=run.path.parent)
+    examination = examine(run.config(), runs=run.path.parent, checkpoints=run.checkpoints)
     for warning in examination.warnings:
         show(f"warning: {warning}")
     examination.refuse_faults()

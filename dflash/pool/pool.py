@@ -11,9 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-Key = TypeVar("Key")
+
+class Ordered(Protocol):
+    """What names a batch: something that sorts in plan order."""
+
+    def __lt__(self, other: Any, /) -> bool: ...
+
+
+Key = TypeVar("Key", bound=Ordered)
 
 
 @dataclass(frozen=True, slots=True)

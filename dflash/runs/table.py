@@ -76,8 +76,8 @@ def _ktok_per_second(steps: list[dict[str, Any]]) -> float | None:
     """Real tokens committed per second between the first and the last of these steps."""
     if len(steps) < 2 or steps[-1]["time"] <= steps[0]["time"] or "tokens" not in steps[-1]:
         return None
-    tokens = sum(step["tokens"] for step in steps[1:])
-    return round(tokens / (steps[-1]["time"] - steps[0]["time"]) / 1_000, 2)
+    tokens = sum(int(step["tokens"]) for step in steps[1:])
+    return round(tokens / float(steps[-1]["time"] - steps[0]["time"]) / 1_000, 2)
 
 
 def _rounded(value: float | None) -> float | None:

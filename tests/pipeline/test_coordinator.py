@@ -106,7 +106,7 @@ def test_a_drafter_never_waits_while_the_pool_holds_an_item_of_its_epoch(simulat
 def test_oldest_keeps_the_planned_windows(simulate):
     run, seen = simulate(record_lengths(9_000), *TOPOLOGY, "optim.epochs=1", "optim.accumulate=16", costs=RECORD_COSTS)
     run.run()
-    strayed = [trained.batch.id.index // 16 != report.step - 1 for report in seen.steps for trained in report.batches]
+    strayed = [trained.batch.id.number // 16 != report.step - 1 for report in seen.steps for trained in report.batches]
     assert np.mean(strayed) < 0.02
 
 

@@ -88,7 +88,7 @@ def test_ray_and_inline_take_the_same_steps(tmp_path, small_config):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("kind", "event"), [("TargetActor", "worker_lost"), ("DrafterActor", "rolled_back")])
+@pytest.mark.parametrize(("kind", "event"), [("TargetWorker", "worker_lost"), ("DrafterWorker", "rolled_back")])
 def test_a_killed_worker_loses_no_sample(tmp_path, small_config, kind, event):
     run = create_run(tmp_path, "run", small_config(*SETTINGS))
     hit_when_trained(run, kind, signal.SIGKILL, step=3)
@@ -103,7 +103,7 @@ def test_a_hanging_worker_is_found_and_its_work_done_again(tmp_path, small_confi
     monkeypatch.setattr(ray_engine, "HANG_SECONDS", 4.0)
     monkeypatch.setattr(ray_engine, "HEALTH_SECONDS", 1.0)
     run = create_run(tmp_path, "run", small_config(*SETTINGS))
-    hit_when_trained(run, "TargetActor", signal.SIGSTOP, step=2)
+    hit_when_trained(run, "TargetWorker", signal.SIGSTOP, step=2)
     assert drive_run(run, lambda line: None).state == "finished"
     assert [lost["worker"].startswith("target-") for lost in read_events(run.events, "worker_lost")] == [True]
     assert_whole(run)

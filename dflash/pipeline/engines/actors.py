@@ -21,10 +21,9 @@ from dflash.data.rows import TokenRows
 from dflash.pipeline.stages import Stages
 
 Shared = tuple[NDArray[np.uint8], str, tuple[int, ...]]
-_HEALTH = {"health": 1}
 
 
-class _Actor:
+class _Worker:
     """What the three kinds share."""
 
     @ray.method(concurrency_group="health", max_task_retries=-1)
@@ -33,8 +32,7 @@ class _Actor:
         return os.getpid()
 
 
-@ray.remote(num_cpus=0, concurrency_groups=_HEALTH)
-class ReaderActor(_Actor):
+class ReaderWorker(_Worker):
     """Reads batches from the data set."""
 
     def __init__(self, stages: Stages) -> None:
@@ -47,8 +45,7 @@ class ReaderActor(_Actor):
         return (None, seconds), rows
 
 
-@ray.remote(num_cpus=0, concurrency_groups=_HEALTH)
-class TargetActor(_Actor):
+class TargetWorker(_Worker):
     """Runs the frozen target."""
 
     def __init__(self, stages: Stages, number: int) -> None:
@@ -61,8 +58,7 @@ class TargetActor(_Actor):
         return (None, seconds), features
 
 
-@ray.remote(num_cpus=0, concurrency_groups=_HEALTH)
-class DrafterActor(_Actor):
+class DrafterWorker(_Worker):
     """Trains one replica of the drafter."""
 
     def __init__(self, stages: Stages, rank: int, replicas: int, meeting: Path) -> None:
@@ -70,8 +66,12 @@ class DrafterActor(_Actor):
 
     def train(self, rows: TokenRows, features: Shared, epoch: int, anchors: int, with_metrics: bool) -> tuple[Any, float]:
         """Add a batch to this replica's gradient."""
-        options = {"epoch": epoch, "anchors": anchors, "with_metrics": with_metrics}
-        return _timed(lambda: self._drafter.accumulate(rows, from_shared(features), **options))
+        drafter = self._drafter
+
+        def accumulate() -> Any:
+            return drafter.accumulate(rows, from_shared(features), epoch=epoch, anchors=anchors, with_metrics=with_metrics)
+
+        return _timed(accumulate)
 
     def evaluate(self, rows: TokenRows, features: Shared) -> tuple[Any, float]:
         """Loss and hits of a held-out batch."""
@@ -84,6 +84,12 @@ class DrafterActor(_Actor):
     def save(self, folder: Path) -> tuple[Any, float]:
         """Write weights and optimiser."""
         return _timed(lambda: self._drafter.save(folder))
+
+
+_remote = ray.remote(num_cpus=0, concurrency_groups={"health": 1})
+ReaderActor: Any = _remote(ReaderWorker)
+TargetActor: Any = _remote(TargetWorker)
+DrafterActor: Any = _remote(DrafterWorker)
 
 
 def to_shared(features: torch.Tensor) -> Shared:
