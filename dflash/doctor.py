@@ -25,7 +25,7 @@ from dflash.data.dataset import TokenDataset
 from dflash.errors import DFlashError, RefusedInput
 from dflash.machine import Gpu, find_gpus, memory_limit_bytes
 from dflash.model.facts import TargetFacts, target_facts
-from dflash.model.footprint import DrafterFootprint, drafter_footprint, target_activation_bytes, target_weight_bytes
+from dflash.model.footprint import checkpoint_bytes, drafter_footprint, target_activation_bytes, target_weight_bytes
 from dflash.model.shape import DrafterShape
 
 GIB = 2**30
@@ -106,12 +106,13 @@ class Examination:
             self.faults.append(str(error))
 
 
-def examine(config: RunConfig, *, runs: Path = Path("runs")) -> Examination:
+def examine(config: RunConfig, *, runs: Path = Path("runs"), checkpoints: Path | None = None) -> Examination:
     """Examine whether a run fits this machine.
 
     Args:
         config: the run's settings.
         runs: where its folder will be, for the room on that disk.
+        checkpoints: of a run that goes on, its folder of checkpoints: they will make room for new ones.
     """
     gpus = find_gpus()
     versions = {name: number for name in _PACKAGES if (number := _version(name))}
@@ -136,7 +137,8 @@ def examine(config: RunConfig, *, runs: Path = Path("runs")) -> Examination:
         dataset = TokenDataset.open(Path(config.data.path))
         _examine_data(dataset, config, facts)
     if facts is not None and shape is not None:
-        _examine_bytes(found, config, facts, shape, dataset, gpus if on_gpu else [], runs)
+        _examine_bytes(found, config, facts, shape, dataset, gpus if on_gpu else [])
+        _examine_disk(found, config, shape, runs, checkpoints)
     return found
 
 
@@ -189,7 +191,6 @@ def _examine_bytes(
     shape: DrafterShape,
     dataset: TokenDataset | None,
     gpus: list[Gpu],
-    runs: Path,
 ) -> None:
     """Fill `needs` and hold their sums against devices, shared memory and disk."""
     tokens = config.batching.token_budget
@@ -237,7 +238,6 @@ def _examine_bytes(
             _examine_store(found, config, pool, largest)
     else:
         found.warnings.append(f"the memory of the cluster at pipeline.ray_address={config.pipeline.ray_address} was not examined")
-    _examine_disk(found, config, drafter, runs)
 
 
 @dataclass(frozen=True)
@@ -298,11 +298,13 @@ def _examine_store(found: Examination, config: RunConfig, pool: int, largest: in
         )
 
 
-def _examine_disk(found: Examination, config: RunConfig, drafter: DrafterFootprint, runs: Path) -> None:
+def _examine_disk(found: Examination, config: RunConfig, shape: DrafterShape, runs: Path, checkpoints: Path | None) -> None:
     folder = next(path for path in (runs.absolute(), *runs.absolute().parents) if path.is_dir())
     kept = config.checkpoint.keep + 1  # the oldest goes when the newest is whole
-    needs, free = kept * drafter.checkpoint, shutil.disk_usage(folder).free
-    note = f"{kept} checkpoints of {_size(drafter.checkpoint)}"
+    written = checkpoint_bytes(shape)
+    held = sum(file.stat().st_size for file in checkpoints.rglob("*") if file.is_file()) if checkpoints is not None else 0
+    needs, free = kept * written, shutil.disk_usage(folder).free + held
+    note = f"{kept} checkpoints of {_size(written)}"
     _hold_against(found, "disk for checkpoints", needs, 0, free, "make room, or lower checkpoint.keep", note=note)
 
 

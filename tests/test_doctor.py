@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from dflash.machine import Gpu
 from dflash.model.facts import target_facts
 
 GIB = 2**30
+Usage = namedtuple("Usage", "total used free")
 BLACKWELL = [Gpu(index, "RTX PRO 6000", 96 * GIB) for index in range(8)]
 
 
@@ -146,17 +148,23 @@ def test_a_cpu_build_of_torch_is_told_from_its_version(data: Path, monkeypatch: 
 
 
 def test_too_little_shared_memory_is_a_fault_and_a_pool_that_spills_a_warning(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from collections import namedtuple
-
-    usage = namedtuple("usage", "total used free")
     ray = config(data, pipeline={"engine": "ray"})
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: usage(64 * 2**20, 0, 64 * 2**20))
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: Usage(64 * 2**20, 0, 64 * 2**20))
     assert any("shared memory for Ray's object store" in fault and "--shm-size" in fault for fault in examine(ray).faults)
     wide = config(data, pipeline={"engine": "ray"}, pool={"capacity_items": 2000})
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: usage(400 * 2**20, 0, 400 * 2**20))
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: Usage(400 * 2**20, 0, 400 * 2**20))
     found = examine(wide)
     assert not any("shared memory" in fault for fault in found.faults)
     assert any("spill to disk" in warning for warning in found.warnings)
+
+
+def test_checkpoints_a_run_has_already_count_as_room(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: Usage(0, 0, 1000))
+    (tmp_path / "step-00000001").mkdir()
+    (tmp_path / "step-00000001" / "model.safetensors").write_bytes(bytes(10**6))
+    for checkpoints, room in ((None, 1000), (tmp_path, 1000 + 10**6), (tmp_path / "none yet", 1000)):
+        found = examine(config(data), checkpoints=checkpoints)
+        assert next(need.has_bytes for need in found.needs if need.what == "disk for checkpoints") == room
 
 
 def test_a_simulated_run_needs_nothing(tmp_path: Path) -> None:

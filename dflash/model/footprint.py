@@ -33,7 +33,6 @@ class DrafterFootprint:
         tables: the target's embedding and head (once when tied).
         logits: of the largest chunk of the loss.
         activations: estimate of what a pass over `positions_at_once` drafted positions keeps for its backward.
-        checkpoint: on disk: weights and moments.
     """
 
     parameters: int
@@ -43,7 +42,6 @@ class DrafterFootprint:
     tables: int
     logits: int
     activations: int
-    checkpoint: int
 
     @property
     def certain(self) -> int:
@@ -56,6 +54,11 @@ def drafter_parameters(shape: DrafterShape) -> int:
     hidden, attention = shape.hidden_size, shape.head_dim * (2 * shape.heads + 2 * shape.kv_heads)
     layer = hidden * attention + 2 * shape.head_dim + 3 * hidden * shape.intermediate_size + 2 * hidden
     return shape.feature_size * hidden + 2 * hidden + shape.layers * layer
+
+
+def checkpoint_bytes(shape: DrafterShape) -> int:
+    """Bytes of one checkpoint on disk: weights and AdamW's moments, float32."""
+    return 12 * drafter_parameters(shape)
 
 
 def drafter_footprint(
@@ -85,7 +88,6 @@ def drafter_footprint(
         tables=table if tied else 2 * table,
         logits=logits * (4 if element_bytes == 4 else 4 + element_bytes),
         activations=element_bytes * (positions_at_once * a_position + context_tokens * a_context_token),
-        checkpoint=12 * parameters,
     )
 
 
