@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from dflash import cli_predict, cli_serving, cli_workbench
+from dflash import cli_predict, cli_report, cli_serving, cli_workbench
 from dflash.cli_output import AsJson, Runs, Sets, plain, print_result
 from dflash.config import BatchingConfig, Order, Strategy, build_config, load_config, parse_override
 from dflash.errors import DFlashError, RefusedInput
@@ -190,7 +190,7 @@ def runs_command(runs: Runs = Path("runs"), as_json: AsJson = False) -> None:
     Console().print(table)
 
 
-for room in (cli_predict, cli_serving, cli_workbench):
+for room in (cli_predict, cli_serving, cli_report, cli_workbench):
     room.register(app)
 
 
