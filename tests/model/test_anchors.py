@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash.data.rows import TokenRows
@@ -15,6 +15,7 @@ def rows_of(masks: list[list[bool]]) -> TokenRows:
     return TokenRows(np.arange(len(masks)) + 5, np.zeros(len(flat), np.int32), flat, offsets)
 
 
+@settings(deadline=None)  # a busy machine is no fault
 @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=40), min_size=1, max_size=6), st.integers(1, 12), st.integers(0, 3))
 def test_anchors_are_supervised_pairs_within_budget_distinct_and_sorted(masks, budget, epoch):
     anchors = draw_anchors(rows_of(masks), budget=budget, seed=1, epoch=epoch)
@@ -61,6 +62,7 @@ def test_the_budget_is_per_conversation_so_a_long_one_starves_nobody():
     assert np.bincount(anchors.row).tolist() == [16, 4, 16]
 
 
+@settings(deadline=None)  # a busy machine is no fault
 @given(st.integers(0, 50), st.integers(1, 9))
 def test_split_keeps_every_anchor_in_order_in_even_parts(count, limit):
     anchors = Anchors(np.arange(count), np.arange(count) * 3)
