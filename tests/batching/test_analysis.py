@@ -25,6 +25,7 @@ def counts(lengths):
     return table_of(np.asarray(lengths, np.int32)).whole
 
 
+@settings(deadline=None)
 @given(LENGTHS)
 def test_figures_equal_numpys(lengths):
     found, array = summary(counts(lengths)), np.asarray(lengths)
@@ -36,6 +37,7 @@ def test_figures_equal_numpys(lengths):
         assert length == np.percentile(array, float(percent), method="inverted_cdf")
 
 
+@settings(deadline=None)
 @given(LENGTHS, st.integers(1, 8))
 def test_classes_hold_every_sample_once(lengths, classes):
     each, array = counts(lengths), np.asarray(lengths)
@@ -49,6 +51,7 @@ def test_classes_hold_every_sample_once(lengths, classes):
     assert histogram(each)["samples"].sum() == array.size
 
 
+@settings(deadline=None)
 @given(LENGTHS, st.integers(1, 50))
 def test_thinned_lengths_stand_for_all(lengths, most):
     thin = counts(lengths).thinned(most)
@@ -59,7 +62,7 @@ def test_thinned_lengths_stand_for_all(lengths, most):
 
 
 @given(LENGTHS, LENGTHS)
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 def test_a_difference_is_measured_like_its_definitions(one, two):
     found = difference(counts(one), counts(two))
     grid = np.arange(0, 3_001)
@@ -78,7 +81,7 @@ def test_equal_data_sets_are_alike_and_longer_ones_are_not():
 
 
 def test_cut_samples_and_far_out_ones_are_told():
-    lengths = np.concatenate([np.full(90, 100), np.arange(90, 110), [100_000], [1], np.full(0, 0)])
+    lengths = np.concatenate([np.arange(80, 120), [100_000], [1]])
     found = outliers(counts(lengths))
     assert (found["below"], found["above"]) == (1, 1)
     assert outliers(counts([*range(50, 100), *[200] * 50]))["at_longest_share"] == pytest.approx(0.5)

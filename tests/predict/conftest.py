@@ -26,7 +26,14 @@ def small():
             "batching": {"token_budget": 4096},
             "pipeline": {"engine": "simulated", "targets": 2, "drafters": 1},
             "optim": {"accumulate": 4, "epochs": 2},
-            "simulation": {"lengths": "lognormal", "samples": 800, "median_length": 200, "longest": 2048, "shortest": 8, "noise": 0.1},
+            "simulation": {
+                "lengths": "lognormal",
+                "samples": 800,
+                "median_length": 200,
+                "longest": 2048,
+                "shortest": 8,
+                "noise": 0.1,
+            },
         }
         return build_config(tree, list(sets))
 

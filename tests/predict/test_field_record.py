@@ -8,7 +8,9 @@ SECOND_PART = ("simulation.target_per_padded_token=3.255e-4", "simulation.drafte
 """16 s a full target batch, 13 s a drafter batch of 41,000 tokens."""
 
 
-@pytest.mark.parametrize(("strategy", "low", "high"), [("sorted", 31.5, 32.5), ("bucketed", 24.35, 25.85), ("shuffled", 11.9, 15.0)])
+@pytest.mark.parametrize(
+    ("strategy", "low", "high"), [("sorted", 31.5, 32.5), ("bucketed", 24.35, 25.85), ("shuffled", 11.9, 15.0)]
+)
 def test_the_first_parts_rates(field, strategy, low, high):
     run = simulate(field(f"batching.strategy={strategy}"))
     assert low <= run.ktok_s <= high
@@ -27,7 +29,9 @@ def test_jittered_and_stratified_is_as_fast_as_sorted_and_far_more_even(field):
 
 
 def test_three_drafters_bound_the_second_part_whatever_the_policy(field):
-    rates = [simulate(field(*SECOND_PART, f"pool.policy={policy}")).ktok_s for policy in ("oldest", "random", "round_robin", "deficit")]
+    rates = [
+        simulate(field(*SECOND_PART, f"pool.policy={policy}")).ktok_s for policy in ("oldest", "random", "round_robin", "deficit")
+    ]
     assert rates == pytest.approx([9.3] * 4, rel=0.03)
 
 
