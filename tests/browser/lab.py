@@ -14,6 +14,7 @@ import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
 
+import nbformat
 from playwright.sync_api import Page, sync_playwright
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -77,6 +78,13 @@ def chromium(*, width: int = 980, height: int = 1200):
             yield page
         finally:
             browser.close()
+
+
+def write_notebook(path: Path, cells: list[str]) -> None:
+    """A notebook of code cells for the Python kernel."""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    notebook.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    nbformat.write(notebook, path)
 
 
 def open_notebook(page: Page, address: str, name: str) -> None:

@@ -94,9 +94,14 @@ def launch_paced(folder: Path, *settings: str, samples: int = 20_000, pace: floa
     return process
 
 
+def simulated_lengths(samples: int, seed: int = 0):
+    """The lengths such a run trains on, like the field's."""
+    return np.clip(np.random.default_rng(seed).lognormal(math.log(1617), 0.7, samples), 16, 8192).astype(np.int32)
+
+
 def _drive(run: RunFolder, samples: int, pace: float, seed: int) -> str:
     config = run.config()
-    lengths = np.clip(np.random.default_rng(seed).lognormal(math.log(1617), 0.7, samples), 16, 8192).astype(np.int32)
+    lengths = simulated_lengths(samples, seed)
     ledger = Ledger()
     stream = PlanStream(lengths, np.arange(samples), config, ledger)
     costs = CostModel(target_per_padded_token=3.3e-4, drafter_per_token=2.6e-4, noise=0.1)
