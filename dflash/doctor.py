@@ -25,7 +25,13 @@ from dflash.data.dataset import TokenDataset
 from dflash.errors import DFlashError, RefusedInput
 from dflash.machine import Gpu, find_gpus, memory_limit_bytes
 from dflash.model.facts import TargetFacts, target_facts
-from dflash.model.footprint import checkpoint_bytes, drafter_footprint, target_activation_bytes, target_weight_bytes
+from dflash.model.footprint import (
+    checkpoint_bytes,
+    drafter_footprint,
+    refuse_unfit_tables,
+    target_activation_bytes,
+    target_weight_bytes,
+)
 from dflash.model.shape import DrafterShape
 
 GIB = 2**30
@@ -133,6 +139,7 @@ def examine(config: RunConfig, *, runs: Path = Path("runs"), checkpoints: Path |
     with found.collecting():
         facts = target_facts(config.target.path)
         shape = DrafterShape.resolve(config.drafter, facts)
+        refuse_unfit_tables(facts)
     with found.collecting():
         dataset = TokenDataset.open(Path(config.data.path))
         _examine_data(dataset, config, facts)
@@ -205,9 +212,10 @@ def _examine_bytes(
         context_tokens=tokens,
     )
     target_element = _element_bytes(config.target.dtype, gpus)
-    target = 0
-    with found.collecting():
+    try:
         target = target_weight_bytes(facts, shape.target_layer_ids, target_element)
+    except RefusedInput:  # said already
+        target = 0
     largest = tokens * shape.feature_size * _FEATURE_BYTES[config.target.feature_dtype]
     activations = target_activation_bytes(facts, tokens, target_element)
     pool = min(config.pool.capacity_bytes, config.pool.capacity_items * largest)

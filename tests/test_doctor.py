@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ from dflash.data.prepare import prepare
 from dflash.doctor import Examination, examine
 from dflash.errors import RefusedInput
 from dflash.machine import Gpu
-from dflash.model.facts import target_facts
+from dflash.model.facts import resolve_target, target_facts
 
 GIB = 2**30
 Usage = namedtuple("Usage", "total used free")
@@ -165,6 +166,14 @@ def test_checkpoints_a_run_has_already_count_as_room(data: Path, tmp_path: Path,
     for checkpoints, room in ((None, 1000), (tmp_path, 1000 + 10**6), (tmp_path / "none yet", 1000)):
         found = examine(config(data), checkpoints=checkpoints)
         assert next(need.has_bytes for need in found.needs if need.what == "disk for checkpoints") == room
+
+
+def test_a_target_that_is_not_whole_is_said_once(data: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(resolve_target("qwen3-tiny"), tmp_path / "target")
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(weights[:-1])
+    (fault,) = examine(config(data, target={"path": str(folder)})).faults
+    assert "model.safetensors: cut short" in fault
 
 
 def test_a_simulated_run_needs_nothing(tmp_path: Path) -> None:

@@ -99,17 +99,42 @@ def target_weight_bytes(facts: TargetFacts, layer_ids: Sequence[int], element_by
     """
     last = max(layer_ids)
     count = 0
-    for place in _weight_files(facts.folder):
-        for name, entry in _header(place).items():
-            layer = _LAYER.search(name)
-            if not _NOT_LOADED.search(name) and (layer is None or int(layer.group(1)) <= last):
-                count += math.prod(entry["shape"])
+    for name, shape in _tensors(facts.folder).items():
+        layer = _LAYER.search(name)
+        if not _NOT_LOADED.search(name) and (layer is None or int(layer.group(1)) <= last):
+            count += math.prod(shape)
     return count * element_bytes
+
+
+def refuse_unfit_tables(facts: TargetFacts) -> None:
+    """See that a target has the embedding and the head it lends to its drafter, in the sizes config.json says.
+
+    Raises:
+        RefusedInput: one is missing or of another size, or a file can't be read.
+    """
+    shapes = _tensors(facts.folder)
+    for table in ("embed_tokens.weight",) if facts.tie_word_embeddings else ("embed_tokens.weight", "lm_head.weight"):
+        found = next((shape for name, shape in shapes.items() if name.endswith(table)), None)
+        if found is None:
+            raise RefusedInput(
+                f"{facts.folder}: has no {table}. A head that is the embedding table needs tie_word_embeddings true in config.json; "
+                "otherwise fetch the missing file of the target"
+            )
+        if found != [facts.vocab_size, facts.hidden_size]:
+            raise RefusedInput(
+                f"{facts.folder}: {table} is {found}, config.json says {[facts.vocab_size, facts.hidden_size]} (vocabulary, hidden "
+                "size); the two don't belong together"
+            )
 
 
 def target_activation_bytes(facts: TargetFacts, tokens: int, element_bytes: int) -> int:
     """Estimate of what one layer's forward pass over so many tokens holds at a time."""
     return tokens * element_bytes * (6 * facts.hidden_size + 3 * facts.intermediate_size)
+
+
+def _tensors(folder: Path) -> dict[str, list[int]]:
+    """The shape of every tensor of a target's folder, by its name."""
+    return {name: list(entry["shape"]) for place in _weight_files(folder) for name, entry in _header(place).items()}
 
 
 def _weight_files(folder: Path) -> list[Path]:

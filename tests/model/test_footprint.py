@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from safetensors.torch import save_file
 
 from dflash.errors import RefusedInput
 from dflash.model.facts import target_facts
-from dflash.model.footprint import checkpoint_bytes, drafter_footprint, drafter_parameters, target_weight_bytes
+from dflash.model.footprint import checkpoint_bytes, drafter_footprint, drafter_parameters, refuse_unfit_tables, target_weight_bytes
 from dflash.model.shape import DrafterShape
 from dflash.model.target import FrozenTarget
 from dflash.model.trainer import DrafterTrainer
@@ -68,6 +69,16 @@ def test_a_target_in_several_files_is_added_up_and_a_file_cut_short_is_named(tmp
     (folder / "b.safetensors").unlink()
     with pytest.raises(RefusedInput, match=r"b\.safetensors: can't be read"):
         target_weight_bytes(target_facts(folder), [3], 2)
+
+
+def test_a_target_without_a_head_or_of_another_size_is_refused(target_folder: Callable[[str], Path]) -> None:
+    whole, tied = target_facts(target_folder("qwen3")), target_facts(target_folder("llama"))
+    refuse_unfit_tables(whole)
+    refuse_unfit_tables(tied)  # its head is the embedding table, no tensor of its own
+    with pytest.raises(RefusedInput, match=r"no lm_head\.weight\. .*tie_word_embeddings"):
+        refuse_unfit_tables(replace(tied, tie_word_embeddings=False))
+    with pytest.raises(RefusedInput, match=r"embed_tokens\.weight is \[97, 32\], config\.json says \[97, 64\]"):
+        refuse_unfit_tables(replace(whole, hidden_size=64))
 
 
 def test_logits_in_bfloat16_are_counted_with_their_float32_copy(target_folder: Callable[[str], Path]) -> None:
