@@ -8,6 +8,7 @@ analysed is what a user would have.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from dflash.config import RunConfig, build_config
 from dflash.model.results import BlockMetrics
 from dflash.pipeline.coordinator import Coordinator
 from dflash.pipeline.engines.simulated import CostModel, SimulatedEngine
-from dflash.pipeline.jobs import Completion, Job, PlannedBatch, Prefetch, Produce, Train
+from dflash.pipeline.jobs import Completion, Job, PlannedBatch, Prefetch, Produce, Step, Train
 from dflash.pipeline.ledger import Ledger
 from dflash.pipeline.plans import PlanStream
 from dflash.pipeline.reporting import RunReporter
@@ -111,17 +112,33 @@ class _Costs:
 
 
 class _MeasuringEngine(SimulatedEngine):
-    """Gives metrics with the batches that are asked for them, as a real drafter does."""
+    """Gives losses and metrics as a drafter does: the loss falls, depends on the length of the conversations, and has noise of its own."""
+
+    def __init__(self, config: RunConfig, costs: _Costs, seed: int) -> None:
+        super().__init__(config.pipeline, costs, seed)
+        self._noise = np.random.default_rng([seed, 7])
+        self._trained = 0
+        self._losses: list[float] = []
 
     def wait(self, patience_seconds: float | None) -> list[Completion]:
-        return [_with_metrics(completion) for completion in super().wait(patience_seconds)]
+        """Completions with results."""
+        return [self._measured(completion) for completion in super().wait(patience_seconds)]
 
-
-def _with_metrics(completion: Completion) -> Completion:
-    if isinstance(completion.job, Train) and completion.job.with_metrics:
-        metrics = BlockMetrics(correct=(5,), valid=(10,), streak_sum=5, blocks=10)
-        return replace(completion, result=replace(completion.result, metrics=metrics))
-    return completion
+    def _measured(self, completion: Completion) -> Completion:
+        result: Any = completion.result
+        match completion.job:
+            case Train(batch=batch, with_metrics=with_metrics):
+                self._trained += 1
+                usual = 2.0 + 1.5 * math.exp(-self._trained / 300) - 0.25 * math.log(batch.tokens / batch.rows / MEDIAN_TOKENS)
+                loss = usual + 0.02 * self._noise.standard_normal()
+                self._losses.append(loss)
+                metrics = BlockMetrics(correct=(5,), valid=(10,), streak_sum=5, blocks=10) if with_metrics else None
+                return replace(completion, result=replace(result, loss_sum=loss, weight_sum=1.0, metrics=metrics))
+            case Step():
+                loss, self._losses = float(np.mean(self._losses)), []
+                norm = 0.5 + 0.05 * abs(self._noise.standard_normal())
+                return replace(completion, result=replace(result, loss=loss, grad_norm=norm))
+        return completion
 
 
 class VirtualRecorder(Recorder):
@@ -135,22 +152,30 @@ class VirtualRecorder(Recorder):
 
 
 def simulate_run(
-    runs: Path, name: str, machine: Machine, *, batches: int = 640, seed: int = 0, live: dict[int, Machine] | None = None
+    runs: Path,
+    name: str,
+    machine: Machine,
+    *,
+    batches: int = 640,
+    seed: int = 0,
+    live: dict[int, Machine] | None = None,
+    show: Callable[[str], None] = lambda line: None,
 ) -> RunFolder:
     """Run a machine until so many batches are committed, and leave a run's folder with events.
 
     Args:
-        live: optimiser step -> what the machine is from then on (its costs; settings go through the coordinator as a live change).
+        live: optimiser step -> what the machine is from then on (its costs, not its settings).
+        show: told each console line.
     """
     config = _config(machine, seed)
     rng = np.random.default_rng([seed, machine.median_tokens])
     lengths = np.clip(machine.median_tokens * np.exp(SIGMA * rng.standard_normal(12_000)), 16, 8_192).astype(np.int32)
     run = create_run(runs, name, config)
     costs = _Costs(machine)
-    engine = _MeasuringEngine(config.pipeline, costs, seed)
+    engine = _MeasuringEngine(config, costs, seed)
     with VirtualRecorder(run.events, "coordinator") as recorder:
         recorder.now = engine.now  # type: ignore[method-assign]
-        reporter = _Reporter(config, recorder, lambda line: None, run_tokens=int(lengths.sum()) * config.optim.epochs)
+        reporter = _Reporter(config, recorder, show, run_tokens=int(lengths.sum()) * config.optim.epochs)
         reporter.stop_after, reporter.costs = batches, costs
         reporter.switches = dict(live or {})
         stream = PlanStream(lengths, np.arange(len(lengths)), config, Ledger(), reporter.planned)

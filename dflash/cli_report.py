@@ -89,7 +89,7 @@ def changes_command(run: Run, runs: Runs = Path("runs"), as_json: AsJson = False
 
 def explain_command(run: Run, baseline: Baseline = None, at: At = None, runs: Runs = Path("runs"), as_json: AsJson = False) -> None:
     """Say what a slow-down comes from, with evidence, and what it does not come from."""
-    from dflash.report.sections import headline
+    from dflash.report.headline import headline
 
     post = _investigate(run, baseline, at, runs)
     verdict, sentence = headline(post)
@@ -175,9 +175,10 @@ def report_command(
     as_json: AsJson = False,
 ) -> None:
     """Write a post-mortem: what changed, when, why, how sure, and what to do."""
+    from dflash.report.headline import headline
     from dflash.report.markdown import render_markdown
     from dflash.report.page import write_document, write_page
-    from dflash.report.sections import headline, postmortem_page
+    from dflash.report.sections import postmortem_page
 
     if out.suffix not in (".html", ".md"):
         raise RefusedInput(f"--out {out}: a report is an .html or an .md file")

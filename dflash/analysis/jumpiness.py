@@ -224,7 +224,8 @@ def _sentence(found: Jumpiness) -> str:
     assert found.j1 is not None
     assert found.j2 is not None
     assert found.level is not None
-    size = f"The loss jumps by {found.j2:.3g} nats around its trend, {found.j2 / found.level:.1%} of its level."
+    share = f", {found.j2 / found.level:.1%} of its level" if found.level > 0 else ""
+    size = f"The loss jumps by {found.j2:.3g} nats around its trend{share}."
     mix = (
         ""
         if found.explained is None

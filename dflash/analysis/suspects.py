@@ -19,6 +19,8 @@ _ACTS_ON: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("pool.", ("waiting",)),
     ("batching.strategy", ("padding", "length mix", "waiting")),
     ("batching.order", ("waiting", "length mix")),
+    ("batching.seed", ()),
+    ("batching.window", ("waiting",)),
     ("batching.", ("padding", "length mix", "waiting")),
     ("telemetry.metrics_every", ("metrics",)),
     ("telemetry.", ()),
@@ -79,17 +81,23 @@ def rank_suspects(comparison: Comparison | None, changes: Sequence[Event], cause
         if comparison.code:
             found.append(_suspect("code", "commit", *comparison.commits, shares))
     order = {"can have caused it": 0, "may have": 1, "can't have": 2}
-    return sorted(found, key=lambda suspect: (order[suspect.verdict], -(suspect.explains or 0.0)))
+    return sorted(found, key=lambda suspect: (order[suspect.verdict], -(suspect.explains or 0.0), _directness(suspect, shares)))
+
+
+def _directness(suspect: Suspect, shares: dict[str, float]) -> int:
+    """Place of the first named cause among the factors the setting acts on: its main effect comes first."""
+    acts = _acts_on(suspect.key)
+    return next((place for place, factor in enumerate(acts) if factor in shares), len(acts))
+
+
+def _acts_on(key: str) -> tuple[str, ...]:
+    return next((factors for prefix, factors in _ACTS_ON if key.startswith(prefix)), ())
 
 
 def _suspect(what: str, key: str, old: Any, new: Any, shares: dict[str, float], when: str = "") -> Suspect:
     if what in _ANY or not shares:
         return Suspect(what, key, old, new, "may have", None, when)
-    acts = (
-        ("length mix", "padding")
-        if what == "data"
-        else next((factors for prefix, factors in _ACTS_ON if key.startswith(prefix)), ())
-    )
+    acts = ("length mix", "padding") if what == "data" else _acts_on(key)
     explains = sum(shares.get(factor, 0.0) for factor in acts)
     return Suspect(what, key, old, new, "can have caused it" if explains > 0 else "can't have", explains, when)
 

@@ -152,8 +152,8 @@ def draw_loss(rows: pl.DataFrame, spikes: Sequence[Spike], *, changes: Sequence[
         x=thin["at"] / _HOUR, y=thin["trend"], mode="lines", name="rolling median of 101", line={"color": ORANGE, "width": 2.5}
     )
     if spikes:
-        figure.add_scatter(x=[spike.at_seconds / _HOUR for spike in spikes], y=[spike.loss for spike in spikes], mode="markers", name="spikes (z > 7)",
-                           marker={"color": RED, "symbol": "diamond", "size": 9})  # fmt: skip
+        x, y = zip(*((spike.at_seconds / _HOUR, spike.loss) for spike in spikes), strict=True)
+        figure.add_scatter(x=x, y=y, mode="markers", name="spikes (z > 7)", marker={"color": RED, "symbol": "diamond", "size": 9})
     for change in changes:
         figure.add_vline(x=change / _HOUR, line={"color": RED, "dash": "dash", "width": 1.5})
     return figure

@@ -154,10 +154,8 @@ def _boundary(run: RunFolder, series: RateSeries, changes: Changes, at_step: int
     frame = series.frame
     later = frame.filter(pl.col("step") >= at_step)
     if later.is_empty() or len(later) == len(frame):
-        steps = frame["step"]
-        raise RefusedInput(
-            f"--at {at_step}: {run.path} has steps {steps.min()} to {steps.max()}; choose one with steps on both sides"
-        )
+        first, last = frame["step"][0], frame["step"][-1]
+        raise RefusedInput(f"--at {at_step}: {run.path} has steps {first} to {last}; choose one with steps on both sides")
     row = later.row(0, named=True)
     return float(row["at"] - (row["seconds"] or 0.0))
 

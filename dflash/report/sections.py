@@ -16,26 +16,9 @@ from dflash.analysis.attribution import Attribution, Cause
 from dflash.analysis.bottleneck import Bottleneck
 from dflash.analysis.jumpiness import loss_rows
 from dflash.charts import regression as charts
-from dflash.report.page import Block, Callout, Chart, Code, Fact, Facts, Items, Page, Section, Table, Text
+from dflash.report.headline import advice, cause_words, headline, lead
+from dflash.report.page import Block, Chart, Code, Items, Page, Section, Table, Text
 from dflash.report.postmortem import PostMortem, log_lines
-
-_ADVICE = {
-    "waiting": "Pull the oldest item (pool.policy=oldest) and let the order of the plan make the mix (batching.order=stratified).",
-    "padding": "Batch rows of like length (batching.strategy=jittered, or packed where the target allows it).",
-    "length mix": "Expect it where the data changed; widen the stage that is now the bottleneck, or plan anew (dflash boundaries).",
-    "target speed": "Look at what changed in the target: weights' precision, attention kernel, driver, other work on its devices.",
-    "drafter speed": "Look at what changed in the drafter: its shape, anchors, attention kernel, compile, other work on its devices.",
-    "metrics": "Count accuracy and streak on fewer batches (telemetry.metrics_every).",
-    "prefetch speed": "Give it more readers (pipeline.prefetch_workers), or look at the disk.",
-    "hand-over": "Look at free memory and the object store: features that are spilled to disk are handed over at the disk's pace.",
-    "target straggler": "Look at that device (clock, temperature, other processes), or take it out.",
-    "drafter straggler": "Look at that device (clock, temperature, other processes): every window waits for its slowest drafter.",
-    "optimiser step": "Look at the exchange of gradients between drafters; a larger window (optim.accumulate) has fewer of them.",
-    "evaluation": "Evaluate less often (evaluation.every), or on fewer conversations (data.holdout).",
-    "checkpoint": "Write checkpoints less often (checkpoint.every), or to a faster disk.",
-    "compile": "Compile once: shapes that keep changing make it compile again.",
-    "workers": "Bring the lost workers back.",
-}  # fmt: skip
 
 
 def postmortem_page(post: PostMortem) -> Page:
@@ -49,29 +32,10 @@ def postmortem_page(post: PostMortem) -> Page:
         title=_title(post),
         kicker=f"Post-mortem: {subject}",
         subtitle=_subtitle(post),
-        lead=_lead(post),
+        lead=lead(post),
         sections=[section for section in sections if section.blocks],
         footer="Written by `dflash report`. Every figure is defined in docs/regressions.md.",
     )
-
-
-def headline(post: PostMortem) -> tuple[str, str]:
-    """The verdict in a word (regression, suspected regression, improvement, steady, unclear) and in a sentence."""
-    change = _change(post)
-    if change is None:
-        return "steady", post.changes.sentence
-    value, low, high = change
-    size = f"{abs(value):.0%} [{_interval(value, low, high)}]"
-    if high < 0 and value <= -0.05:
-        cause = _cause_words(post)
-        sure = "regression" if post.confirmed else "suspected regression"
-        words = f"Throughput fell by {size}" + (
-            f", because of {cause}" if post.confirmed and cause else f"; {cause}" if cause else "; the cause is unclear"
-        )
-        return sure, words + "."
-    if low > 0 and value >= 0.05:
-        return "improvement", f"Throughput rose by {size}."
-    return "steady", f"No change of throughput that can be told from the noise: {value:+.0%} [{low:+.0%}, {high:+.0%}]."
 
 
 def _title(post: PostMortem) -> str:
@@ -89,95 +53,13 @@ def _subtitle(post: PostMortem) -> str:
     return ", ".join(parts)
 
 
-def _change(post: PostMortem) -> tuple[float, float, float] | None:
-    """Change with its interval: of the whole rate with pauses where there are accounts, of plain training otherwise."""
-    if post.attribution is not None:
-        return post.attribution.change, post.attribution.low, post.attribution.high
-    if post.ratio is not None:
-        return post.ratio.change, post.ratio.low, post.ratio.high
-    return None
-
-
-def _rates(post: PostMortem) -> tuple[float, float] | None:
-    if post.attribution is not None and post.attribution.before is not None and post.attribution.after is not None:
-        return post.attribution.before.ktok_s, post.attribution.after.ktok_s
-    return (post.ratio.before, post.ratio.after) if post.ratio is not None else None
-
-
-def _interval(value: float, low: float, high: float) -> str:
-    bounds = sorted((abs(low), abs(high))) if value < 0 else [low, high]
-    return " to ".join("over 1,000%" if bound > 10 else f"{bound:.0%}" for bound in bounds)
-
-
-def _cause_words(post: PostMortem) -> str:
-    if post.attribution is not None and post.attribution.causes:
-        return " and ".join(cause.name for cause in post.attribution.causes)
-    if post.suspicion is not None and post.suspicion.factor is not None:
-        return post.suspicion.sentence[0].lower() + post.suspicion.sentence[1:].removesuffix(".")
-    return ""
-
-
-def _lead(post: PostMortem) -> list[Block]:
-    verdict, sentence = headline(post)
-    lines = [
-        cause.evidence[0].upper() + cause.evidence[1:] + "." for cause in (post.attribution.causes if post.attribution else [])
-    ]
-    if not lines and post.suspicion is not None:
-        lines.append(post.suspicion.evidence[0].upper() + post.suspicion.evidence[1:] + ".")
-    first = next((suspect for suspect in post.suspects if suspect.verdict == "can have caused it"), None)
-    if first is not None:
-        lines.append(f"Changed before it: {first.key}, from {first.old} to {first.new}.")
-    advice = _advice(post)
-    if advice:
-        lines.append(f"What to do: {advice[0]}")
-    tone: Any = {"regression": "bad", "suspected regression": "bad", "improvement": "good"}.get(verdict, "neutral")
-    return [Callout(sentence, lines, tone), Facts(_facts(post, verdict))]
-
-
-def _facts(post: PostMortem, verdict: str) -> list[Fact]:
-    facts = []
-    rates, change = _rates(post), _change(post)
-    if rates is not None and change is not None:
-        unit = post.series.unit
-        facts += [
-            Fact("before", f"{rates[0]:.3g} {unit}", _rows(post, 0)),
-            Fact("after", f"{rates[1]:.3g} {unit}", _rows(post, 1)),
-            Fact("change", f"{change[0]:+.0%}", f"95% interval {_interval(*change)} {'less' if change[0] < 0 else 'more'}"),
-        ]
-        if change[0] < 0:
-            facts.append(Fact("a day of work now takes", f"{24 * rates[0] / rates[1]:.0f} h", _lost(post, rates)))
-    sure = "confirmed: from accounts of time" if post.confirmed else "suspected" if "regression" in verdict else "–"
-    facts.append(Fact("cause", sure, _confidence(post)))
-    return facts
-
-
-def _rows(post: PostMortem, side: int) -> str:
-    return "" if post.ratio is None else f"{(post.ratio.points_before, post.ratio.points_after)[side]:,} {post.series.source}"
-
-
-def _lost(post: PostMortem, rates: tuple[float, float]) -> str:
-    """Hours lost in the stretch after, and device hours where the devices are known."""
-    hours = (post.after[1] - post.after[0]) / 3_600 * (1 - rates[1] / rates[0])
-    started = post.log.rare["run_started"]
-    devices = sum(int(started[-1].get(kind) or 0) for kind in ("targets", "drafters")) if started else 0
-    return f"{hours:.2g} h lost in this log" + (f", {hours * devices:.2g} device hours" if devices else "")
-
-
-def _confidence(post: PostMortem) -> str:
-    if post.attribution is not None and post.attribution.causes:
-        return f"explains {1 - post.attribution.unexplained:.0%} of the change"
-    if post.ratio is not None and post.ratio.provisional:
-        return "provisional: fewer than 20 rows on a side"
-    return "gauges only, no accounts of time" if post.suspicion is not None else ""
-
-
 def _timeline(post: PostMortem) -> Section:
     events: list[tuple[float, str]] = [(event["at"], _started(event)) for event in post.log.rare["run_started"]]
     for change in post.changes.changes:
         ratio = change.ratio
         lag = "" if change.detection_seconds is None else f"; could be told from noise {_duration(change.detection_seconds)} later"
-        words = f"rate {ratio.before:.3g} to {ratio.after:.3g} {post.series.unit} ({ratio.change:+.0%} [{ratio.low:+.0%}, {ratio.high:+.0%}]){lag}"
-        events.append((change.at_seconds, words))
+        size = f"{ratio.change:+.0%} [{ratio.low:+.0%}, {ratio.high:+.0%}]"
+        events.append((change.at_seconds, f"rate {ratio.before:.3g} to {ratio.after:.3g} {post.series.unit} ({size}){lag}"))
     for event in post.log.rare["change"]:
         kind = "changed live" if event.get("accepted") else f"refused ({event.get('reason')})"
         what = f"{event.get('key') or event.get('action')}: {event.get('old')} to {event.get('new')}, by {event.get('who')}"
@@ -214,9 +96,13 @@ def _before_after(post: PostMortem) -> Section:
             figure = charts.draw_rate(post.series, changes=edges, ratio=post.ratio, by=by)
             blocks.append(Chart(figure, f"Throughput by {'time' if by == 'time' else 'work done'}; the dashed line is the change."))
     noise = post.changes.noise
+    few = post.changes.verdict == "too little data"
+    unseen = f"In this log a lasting change below {post.changes.detectable:.0%} could not have been told from it."
+    unseen = "The log is too short to search it for further changes." if few else unseen
+    left_out = ", ".join(f"{count} rows of {phase}" for phase, count in post.changes.masked.items())
     blocks.append(Text(
-        f"Noise: {noise.sigma:.1%} a row, autocorrelation {noise.phi:.2f}. In this log a lasting change below {post.changes.detectable:.0%} "
-        f"could not have been told from it. Left out: {', '.join(f'{count} rows of {phase}' for phase, count in post.changes.masked.items()) or 'nothing'}."
+        f"Noise: {noise.sigma:.1%} a row, autocorrelation {noise.phi:.2f}. {unseen} "
+        f"Left out: {left_out or 'nothing'}."
     ))  # fmt: skip
     return Section("Before and after", blocks)
 
@@ -250,8 +136,8 @@ def _why(post: PostMortem) -> Section:
     if found.padding_closure is not None:
         closure = found.padding_closure
         blocks.append(Text(
-            f"Padding closure: padding went from {closure['waste_before']:.0%} to {closure['waste_after']:.0%} of all tokens, which by itself predicts "
-            f"{closure['predicted_ktok_s']:.3g} Ktok/s and explains {closure['explained']:.0%} of the change."
+            f"Padding closure: padding went from {closure['waste_before']:.0%} to {closure['waste_after']:.0%} of all tokens, which by itself "
+            f"predicts {closure['predicted_ktok_s']:.3g} Ktok/s and explains {closure['explained']:.0%} of the change."
         ))  # fmt: skip
     rows = [(side, _bottleneck_words(bottleneck), bottleneck.evidence) for side, bottleneck in found.bottlenecks.items()]
     blocks.append(Table(["stretch", "bottleneck", "evidence"], rows))
@@ -273,7 +159,8 @@ def _why_from_gauges(post: PostMortem) -> Section:
             else [],
         )
     names = {
-        "rate": f"rate ({post.series.unit})", "target_batches_per_second": "targets (batches/s)", "drafter_batches_per_second": "drafters (batches/s)",
+        "rate": f"rate ({post.series.unit})", "target_batches_per_second": "targets (batches/s)",
+        "drafter_batches_per_second": "drafters (batches/s)",
         "tokens_per_batch": "real tokens a batch", "pooled": "items in the pool", "prefetched": "batches waiting for targets",
     }  # fmt: skip
     before, after = post.gauges
@@ -297,7 +184,8 @@ def _counterfactual(found: Attribution) -> str:
     gain = sum(math.log1p(cause.relief) for cause in found.causes) if len(found.causes) == 1 else None
     if gain is None:
         return "Several causes hide each other: mending one alone brings what the table says, mending all of them what the run had before."
-    return f"Without this change the rate would now be about {found.after.ktok_s * math.exp(gain):.3g} Ktok/s instead of {found.after.ktok_s:.3g}."
+    rate = found.after.ktok_s
+    return f"Without this change the rate would now be about {rate * math.exp(gain):.3g} Ktok/s instead of {rate:.3g}."
 
 
 def _bottleneck_words(bottleneck: Bottleneck) -> str:
@@ -373,27 +261,16 @@ def _lines(post: PostMortem) -> Section:
     return Section("Log lines", [Code("\n".join(lines), "The log around the change")] if lines else [])
 
 
-def _advice(post: PostMortem) -> list[str]:
-    if post.attribution is not None:
-        return [f"{_ADVICE[cause.factor]} Expected: {cause.relief:+.0%}." for cause in post.attribution.causes]
-    if post.suspicion is not None and post.suspicion.factor is not None and "regression" in headline(post)[0]:
-        return [_ADVICE[post.suspicion.factor]]
-    return []
-
-
 def _what_to_do(post: PostMortem) -> Section:
     blocks: list[Block] = []
-    advice = _advice(post)
-    if advice:
-        blocks.append(Items(advice))
+    to_do = advice(post)
+    if to_do:
+        blocks.append(Items(to_do))
         trigger = next((s for s in post.suspects if s.verdict == "can have caused it"), None)
-        root = _cause_words(post)
+        root = cause_words(post)
         if trigger is not None:
-            blocks.append(
-                Text(
-                    f"Trigger: {trigger.key} went from {trigger.old} to {trigger.new}{f' ({trigger.when})' if trigger.when else ''}. Root cause: {root}."
-                )
-            )
+            when = f" ({trigger.when})" if trigger.when else ""
+            blocks.append(Text(f"Trigger: {trigger.key} went from {trigger.old} to {trigger.new}{when}. Root cause: {root}."))
         else:
             blocks.append(Text(f"Root cause: {root}. What triggered it is not on record."))
     if post.notes.strip():
