@@ -59,7 +59,7 @@ class PlanStream:
         self._counts: dict[int, int] = {}
         for epoch in sorted(ledger.epochs):
             self._reopen(epoch)
-            if ledger.epochs[epoch][-1].recipe["batching"] != recipe_of(config)["batching"]:
+            if {**ledger.epochs[epoch][-1].recipe, "lead": 0} != recipe_of(config):  # settings were changed between sessions
                 self._replan_epoch(epoch, lead=0)
 
     def total_steps(self, step: int, window_left: int = 0) -> int:
