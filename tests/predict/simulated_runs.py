@@ -1,0 +1,55 @@
+"""Whole run folders written by the simulated engine: what calibration and replay read."""
+
+from dflash.config import build_config
+from dflash.pipeline.coordinator import Coordinator
+from dflash.pipeline.engines.simulated import CostModel, SimulatedEngine
+from dflash.pipeline.ledger import Ledger
+from dflash.pipeline.plans import PlanStream
+from dflash.pipeline.reporting import RunReporter
+from dflash.predict.workload import Workload, load_workload
+from dflash.runs.folder import create_run, write_json
+from dflash.telemetry.recorder import Recorder
+
+TRUE = CostModel(
+    prefetch_fixed=0.002,
+    target_fixed=0.05,
+    target_per_padded_token=2e-4,
+    drafter_fixed=0.03,
+    drafter_per_token=2e-5,
+    drafter_per_anchor=1e-3,
+    step_fixed=0.2,
+    noise=0.03,
+)
+
+
+def record_run(folder, name, *sets, costs=TRUE, cores=0):
+    """Simulate a run and write its folder as a real one is written, on the engine's clock."""
+    tree = {
+        "data": {"path": "none"},
+        "target": {"path": "none"},
+        "drafter": {"anchors": 16},
+        "batching": {"token_budget": 4096},
+        "pipeline": {"engine": "ray", "device": "cpu", "targets": 1, "drafters": 1},
+        "optim": {"accumulate": 4, "epochs": 1},
+        "telemetry": {"sample_every": 1},
+        "simulation": {"lengths": "lognormal", "samples": 900, "median_length": 300, "longest": 2048, "shortest": 4},
+    }
+    config = build_config(tree, list(sets))
+    run = create_run(folder, name, config)
+    write_json(run.path / "manifest.json", {"sessions": [{"machine": {"cpus": 2, "gpus": []}}]})
+    workload: Workload = load_workload(config)
+    engine = SimulatedEngine(config.pipeline, costs, 1, blocks=workload.blocks, cores=cores, feature_bytes_per_token=8)
+    ledger = Ledger()
+    with Recorder(run.events, "coordinator") as recorder:
+        record = recorder.record
+
+        def on_engines_clock(event, **fields):
+            record(event, **{**fields, "seconds": engine.now(), "time": 1e9 + engine.now()})
+
+        recorder.record = on_engines_clock
+        reporter = RunReporter(config, recorder, lambda line: None, run_tokens=workload.tokens)
+        stream = PlanStream(workload.lengths, workload.kept, config, ledger, reporter.planned)
+        coordinator = Coordinator(config, stream, ledger, engine, reporter, feature_bytes_per_token=8)
+        coordinator.run()
+        reporter.sample(coordinator, engine.now())
+    return run, coordinator
