@@ -105,7 +105,8 @@ def describe_progress(state: str, run: RunSeries) -> str:
     parts = [run.name, state]
     if len(run.steps):
         parts.append(f"step {int(run.steps['step'][-1]):,}" + (f" of {run.total_steps:,}" if run.total_steps else ""))
-    rate = window_rate(run.samples, run.samples["committed_tokens"], 60.0)[-1] if len(run.samples) else np.nan
+    last = np.array([len(run.samples) - 1])
+    rate = window_rate(run.samples, run.samples["committed_tokens"], 60.0, last)[0] if len(run.samples) else np.nan
     if state == "running" and np.isfinite(rate):
         parts.append(f"{rate / 1_000:.1f} Ktok/s over the last minute")
         left = (run.total_steps or 0) - int(run.steps["step"][-1]) if len(run.steps) else 0

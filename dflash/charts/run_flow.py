@@ -21,6 +21,8 @@ from dflash.telemetry.series import Columns, RunSeries
 
 HEAT_COLUMNS = 240
 STATE_COLUMNS = 160
+RATES = 6_000
+"""Rows a rate is worked out at, at most; each is a mean over its window anyway."""
 _NO_SAMPLE = "no sample yet; telemetry.sample_every sets how often workers and queues are sampled"
 
 
@@ -41,11 +43,12 @@ def throughput(runs: Sequence[RunSeries], view: View) -> go.Figure:
             ]
         for name, rows, counter, colour, dash, width in quantities:
             x = positions(run, rows, view.axis)
-            part = slice_of(x, view.shown)
-            rate = window_rate(rows, counter, view.window_seconds) / 1_000
+            first, last, _ = slice_of(x, view.shown).indices(x.size)
+            at = np.unique(np.linspace(first, last - 1, min(last - first, RATES)).astype(np.int64))
+            rate = window_rate(rows, counter, view.window_seconds, at) / 1_000
             if len(runs) > 1:
                 name, colour, dash = run.name, SERIES[number % len(SERIES)], DASHES[number % len(DASHES)]
-            traces.append(_line(x[part] / scale.size, rate[part], name, colour, view, dash=dash, width=width))
+            traces.append(_line(x[at] / scale.size, rate, name, colour, view, dash=dash, width=width))
     return figure(traces, scale, Axis("throughput", "Ktok/s"), runs, view, title=title)
 
 
@@ -147,7 +150,7 @@ def workers_now(runs: Sequence[RunSeries], view: View) -> go.Figure:
     title, run = f"each worker, over the last {view.window_seconds:g} s", runs[0] if runs else None
     if run is None or len(run.samples) < 2:
         return waiting(_NO_SAMPLE, title)
-    since = int(window_starts(run.samples, view.window_seconds)[-1])
+    since = int(window_starts(run.samples, view.window_seconds, np.array([len(run.samples) - 1]))[0])
     names = [name for name in run.workers if np.isfinite(run.samples[f"{name}-busy_seconds"][-1])]
     spent = {
         state: np.array([run.samples[f"{name}-{state}_seconds"][[since, -1]] for name in names]) for state in STATES
@@ -190,21 +193,22 @@ def devices(runs: Sequence[RunSeries], view: View) -> go.Figure:
     return drawn.update_xaxes({"anchor": "y2"})
 
 
-def window_starts(rows: Columns, window_seconds: float) -> NDArray[np.int64]:
-    """For each row the one its rate is counted from: the latest that is at least the window ago, of the same session.
+def window_starts(rows: Columns, window_seconds: float, at: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each row numbered in `at` the one its rate is counted from: the latest that is at least the window ago, of the same session.
 
     Rows are samples or steps; steps may lie further apart than the window, and a rate then spans one step.
     """
     elapsed, session = rows["elapsed_seconds"], rows["session"]
-    first_of_session = np.searchsorted(session, session, side="left")
-    return np.maximum(np.searchsorted(elapsed, elapsed - window_seconds, side="right") - 1, first_of_session)
+    first_of_session = np.searchsorted(session, session[at], side="left")
+    return np.maximum(np.searchsorted(elapsed, elapsed[at] - window_seconds, side="right") - 1, first_of_session)
 
 
-def window_rate(rows: Columns, counter: Numbers, window_seconds: float) -> Numbers:
-    """A counter's growth per second over the last `window_seconds` at each row; NaN at the first of a session."""
-    since = window_starts(rows, window_seconds)
-    seconds = rows["elapsed_seconds"] - rows["elapsed_seconds"][since]
-    grown = counter - counter[since]
+def window_rate(rows: Columns, counter: Numbers, window_seconds: float, at: NDArray[np.int64] | None = None) -> Numbers:
+    """A counter's growth per second over the last `window_seconds` at each row (or those numbered); NaN at the first of a session."""
+    at = np.arange(len(rows)) if at is None else at
+    since = window_starts(rows, window_seconds, at)
+    seconds = rows["elapsed_seconds"][at] - rows["elapsed_seconds"][since]
+    grown = counter[at] - counter[since]
     return np.where(seconds > 0, grown / np.maximum(seconds, 1e-9), np.nan)
 
 
