@@ -31,6 +31,8 @@ SHORTEST = 5
 SMALLEST_CHANGE = 0.05
 LARGEST_P = 1e-3
 PENALTY = 3.0
+DETECTION_MARGIN = 3.0
+"""Standard errors a change must pass the threshold by to be found in about 9 cases of 10: its own error, and that of the noise measured."""
 HAMPEL_WINDOW, HAMPEL_SIGMAS = 7, 4.0
 _TO_SIGMA = 1.4826  # median absolute deviation -> standard deviation of a normal distribution
 
@@ -73,7 +75,7 @@ class Segmentation:
 
 def find_steps(rates: Floats) -> Segmentation:
     """Search a series of positive rates, equally spaced in work or time [n]."""
-    size = -(-len(rates) // MOST_BINS)
+    size = max(-(-len(rates) // MOST_BINS), 1)
     logs = np.log(_binned(rates, size))
     noise = measure_noise(logs)
     bounds = _joined(logs, _searched(logs, noise), noise)
@@ -86,9 +88,8 @@ def detectable_change(noise: Noise, points: int) -> float:
     """Smallest drop in the middle of so many points that both the search and the test find in about 9 cases of 10; a share."""
     if points < 2 * SHORTEST:
         return 1.0
-    search = math.sqrt(4 * PENALTY * noise.inflation * math.log(points) / points)
-    certainty = (float(stats.norm.isf(LARGEST_P / 2)) + 1.3) * math.sqrt(4 * noise.inflation / points)
-    return max(SMALLEST_CHANGE, -math.expm1(-noise.sigma * max(search, certainty)))
+    needed = max(math.sqrt(PENALTY * math.log(points)), float(stats.norm.isf(LARGEST_P / 2))) + DETECTION_MARGIN
+    return max(SMALLEST_CHANGE, -math.expm1(-noise.sigma * needed * math.sqrt(4 * noise.inflation / points)))
 
 
 def _binned(rates: Floats, size: int) -> Floats:

@@ -218,11 +218,10 @@ def _changed(post: PostMortem) -> Section:
 
 
 def _no_difference(post: PostMortem) -> str:
-    return (
-        "nothing differs between the runs' configs, code, environment and data."
-        if post.comparison
-        else "there is no second run to compare with."
-    )
+    if post.comparison is None:
+        return "there is no second run to compare with."
+    known = "as far as it is known " if post.comparison.notes else ""
+    return f"{known}nothing differs between the runs' configs, code, environment and data."
 
 
 def _inside(frame: pl.DataFrame, stretch: tuple[float, float]) -> pl.DataFrame:
