@@ -23,6 +23,7 @@ HEAT_COLUMNS = 240
 STATE_COLUMNS = 160
 RATES = 6_000
 """Rows a rate is worked out at, at most; each is a mean over its window anyway."""
+_NO_ACCOUNTS = "an imported log has no accounts of its workers' time"
 _NO_SAMPLE = "no sample yet; telemetry.sample_every sets how often workers and queues are sampled"
 
 
@@ -120,6 +121,8 @@ def workers(runs: Sequence[RunSeries], view: View) -> go.Figure:
     title, run = "share of time, targets and drafters", runs[0] if runs else None
     if run is None or len(run.samples) < 2:
         return waiting(_NO_SAMPLE, title, 380)
+    if not run.workers:
+        return waiting(_NO_ACCOUNTS, title, 380)
     scale = scale_of(runs, view)
     x, at = _columns(run, view, STATE_COLUMNS)
     traces: list[dict[str, Any]] = []
@@ -150,6 +153,8 @@ def workers_now(runs: Sequence[RunSeries], view: View) -> go.Figure:
     title, run = f"each worker, over the last {view.window_seconds:g} s", runs[0] if runs else None
     if run is None or len(run.samples) < 2:
         return waiting(_NO_SAMPLE, title)
+    if not run.workers:
+        return waiting(_NO_ACCOUNTS, title)
     since = int(window_starts(run.samples, view.window_seconds, np.array([len(run.samples) - 1]))[0])
     names = [name for name in run.workers if np.isfinite(run.samples[f"{name}-busy_seconds"][-1])]
     spent = {

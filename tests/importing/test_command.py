@@ -395,3 +395,16 @@ def test_reading_needs_no_run_folder(tmp_path):
     log = tmp_path / "a.log"
     log.write_text(RECORD)
     assert len(read_log([log]).frame) == 3
+
+
+def test_an_imported_run_opens_in_every_chart_of_a_run(tmp_path):
+    from dflash.charts.run import draw_run
+    from dflash.telemetry.series import RunSeries
+
+    do_import(tmp_path, "\n".join(console(second, second // 10 + 1) for second in range(0, 900, 10)))
+    series = RunSeries(tmp_path / "out" / "events")
+    while series.update():
+        pass
+    figures = draw_run([series])
+    assert len(figures["loss"].data) > 0
+    assert len(figures["throughput"].data) > 0
