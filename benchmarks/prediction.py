@@ -138,7 +138,7 @@ def _busy_seconds() -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--work", type=Path, help="folder for data and runs; a temporary one if left out")
-    parser.add_argument("--steps", type=int, default=14, help="optimiser steps a run")
+    parser.add_argument("--steps", type=int, default=18, help="optimiser steps a run")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
