@@ -52,6 +52,8 @@ def mean_bins(x: Numbers, y: Numbers, bins: int) -> tuple[Numbers, Numbers, Numb
         return x, y, y
     edges = np.unique(np.linspace(0, y.size, min(bins, y.size) + 1).astype(np.int64))[:-1]
     counts = np.diff(np.append(edges, y.size))
-    mean = np.add.reduceat(y, edges) / counts
-    square = np.add.reduceat((y - np.repeat(mean, counts)) ** 2, edges) / counts
-    return np.add.reduceat(x, edges) / counts, mean, np.sqrt(square)
+    centre = float(y.mean())  # squares are taken around it, so that a high level costs no precision
+    centred = y - centre
+    offset = np.add.reduceat(centred, edges) / counts
+    variance = np.add.reduceat(centred * centred, edges) / counts - offset * offset
+    return np.add.reduceat(x, edges) / counts, centre + offset, np.sqrt(np.maximum(variance, 0.0))
