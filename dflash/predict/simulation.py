@@ -169,10 +169,12 @@ def simulate(
     return _summary(config, workload, costs, coordinator, watcher, deadlock, spent)
 
 
-def build(config: RunConfig, workload: Workload, costs: ResolvedCosts, watcher: Watcher) -> Coordinator:
-    """The coordinator of a run on the simulated engine."""
+def build(
+    config: RunConfig, workload: Workload, costs: ResolvedCosts, watcher: Watcher, engine: SimulatedEngine | None = None
+) -> Coordinator:
+    """The coordinator of a run on the simulated engine (on `engine` when one is given)."""
     ledger = Ledger()
-    engine = SimulatedEngine(
+    engine = engine or SimulatedEngine(
         config.pipeline,
         costs.model,
         config.simulation.seed,
