@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.browser.lab import CHROMIUM, cell_errors, chromium, is_idle, jupyter_lab, open_notebook, run_all
+from tests.browser.lab import CHROMIUM, cell_errors, chromium, has_run_all, jupyter_lab, open_notebook, run_all
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 WIDTH = 980  # 900 of notebook and JupyterLab's two side bars
@@ -49,8 +49,7 @@ def main() -> int:
                 started = time.monotonic()
                 open_notebook(page, address, name)
                 run_all(page)
-                page.wait_for_timeout(3_000)
-                while not is_idle(page) and time.monotonic() - started < MOST_SECONDS:
+                while not has_run_all(page) and time.monotonic() - started < MOST_SECONDS:
                     page.wait_for_timeout(500)
                 page.wait_for_timeout(5_000)  # threads draw on after the last cell
                 page.set_viewport_size({"width": WIDTH, "height": min(page.evaluate(_FULL_HEIGHT), 8_000)})

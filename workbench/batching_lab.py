@@ -26,6 +26,7 @@ from dflash.predict.advice import advise
 from dflash.predict.plans import PlanRow, compare_plans, mark_frontier, plan_frame, workload_of
 from dflash.predict.quick import record_config
 from dflash.predict.simulation import simulate
+from dflash.telemetry.console import format_eta
 from workbench.chart import Chart
 from workbench.tables import table_html
 from workbench.view import View, button, shows_errors
@@ -147,7 +148,7 @@ class BatchingLab(View):
             columns,
             [
                 [("★ " if row.frontier else "") + row.plan, 100 * row.padding_efficiency, 100 * row.fill, row.batches, row.vr["8"], row.vr["32"],
-                 row.membership_reuse, row.ktok_s, row.eta_days, row.deadlock or row.bottleneck]
+                 row.membership_reuse, row.ktok_s, None if row.eta_days is None else format_eta(86_400 * row.eta_days), row.deadlock or row.bottleneck]
                 for row in rows
             ],
             note="★ no other plan is both faster and at least as even",

@@ -154,9 +154,17 @@ def cell_errors(page: Page) -> list[str]:
     )
 
 
-def is_idle(page: Page) -> bool:
-    """Whether the kernel has nothing to do."""
-    return page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.status === 'idle'")
+def has_run_all(page: Page) -> bool:
+    """Whether every code cell has been run to its end (or the first error stopped them) and the kernel has nothing to do."""
+    return page.evaluate(
+        """() => {
+            const widget = window.jupyterapp.shell.currentWidget;
+            const cells = widget.content.widgets.map(cell => cell.model).filter(m => m.type === 'code' && m.sharedModel.getSource().trim());
+            const failed = cells.some(m => m.outputs.toJSON().some(output => output.output_type === 'error'));
+            const idle = widget.sessionContext.session.kernel.status === 'idle';
+            return idle && (failed || cells.every(m => m.executionCount !== null));
+        }"""
+    )
 
 
 def _free_port() -> int:

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from dflash.runs.folder import list_runs
-from tests.browser.lab import cell_errors, is_idle, open_notebook, points, run_all, wait_for_points
+from tests.browser.lab import cell_errors, has_run_all, open_notebook, points, run_all, wait_for_points
 from tests.notebooks.execute import NOTEBOOKS
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -20,7 +20,7 @@ def test_charts_of_the_first_run_gain_points_while_it_trains(lab):
     early = wait_for_points(page, "throughput", 3, seconds=400)
     assert wait_for_points(page, "throughput", early + 1, seconds=120) > early
     deadline = time.monotonic() + 300
-    while not is_idle(page) and time.monotonic() < deadline:
+    while not has_run_all(page) and time.monotonic() < deadline:
         page.wait_for_timeout(500)
     assert cell_errors(page) == []
     [run] = list_runs(root / "runs")

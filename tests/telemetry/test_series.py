@@ -18,7 +18,14 @@ def write(path, *events):
 
 
 def step(number, seconds, tokens=100, wall=1000.0):
-    return {"event": "step", "time": wall + seconds, "seconds": seconds, "step": number, "tokens": tokens, "loss": 3.0 - number / 100}
+    return {
+        "event": "step",
+        "time": wall + seconds,
+        "seconds": seconds,
+        "step": number,
+        "tokens": tokens,
+        "loss": 3.0 - number / 100,
+    }
 
 
 def read(folder):
@@ -45,8 +52,15 @@ def test_columns_keep_every_row_over_growth_and_name_a_missing_value_nan():
 
 
 def test_steps_done_again_after_a_resume_replace_the_ones_they_repeat(tmp_path):
-    write(tmp_path / "coordinator-0000.jsonl", {"event": "run_started", "time": 1000.0, "seconds": 0.0, "step": 0}, *(step(n, n) for n in range(1, 6)))
-    again = [{"event": "run_started", "time": 1100.0, "seconds": 0.0, "step": 3}, *(step(n, n - 3, 200, 1100.0) for n in range(4, 8))]
+    write(
+        tmp_path / "coordinator-0000.jsonl",
+        {"event": "run_started", "time": 1000.0, "seconds": 0.0, "step": 0},
+        *(step(n, n) for n in range(1, 6)),
+    )
+    again = [
+        {"event": "run_started", "time": 1100.0, "seconds": 0.0, "step": 3},
+        *(step(n, n - 3, 200, 1100.0) for n in range(4, 8)),
+    ]
     write(tmp_path / "coordinator-0001.jsonl", *again)
     series = read(tmp_path)
     assert series.steps["step"].tolist() == [1, 2, 3, 4, 5, 6, 7]
