@@ -145,14 +145,8 @@ class BatchingLab(View):
             "bottleneck",
         ]
         self.table.value = table_html(
-            columns,
-            [
-                [("★ " if row.frontier else "") + row.plan, 100 * row.padding_efficiency, 100 * row.fill, row.batches, row.vr["8"], row.vr["32"],
-                 row.membership_reuse, row.ktok_s, None if row.eta_days is None else format_eta(86_400 * row.eta_days), row.deadlock or row.bottleneck]
-                for row in rows
-            ],
-            note="★ no other plan is both faster and at least as even",
-        )  # fmt: skip
+            columns, [_cells(row) for row in rows], note="★ no other plan is both faster and at least as even"
+        )
         self.frontier.show(speed_against_mix(plan_frame(rows)))
 
     def _simulate_pools(self, name: str) -> None:
@@ -184,6 +178,21 @@ class BatchingLab(View):
 
     def _note(self, text: str) -> None:
         self.progress.value = f'<div class="dflash-note">{text}</div>'
+
+
+def _cells(row: PlanRow) -> list[Any]:
+    time_left = None if row.eta_days is None else format_eta(86_400 * row.eta_days)
+    name = ("★ " if row.frontier else "") + row.plan
+    figures = [
+        100 * row.padding_efficiency,
+        100 * row.fill,
+        row.batches,
+        row.vr["8"],
+        row.vr["32"],
+        row.membership_reuse,
+        row.ktok_s,
+    ]
+    return [name, *figures, time_left, row.deadlock or row.bottleneck]
 
 
 def _with_batching(config: RunConfig, settings: dict[str, Any]) -> RunConfig:

@@ -37,10 +37,14 @@ class BoundaryFigures:
     ktok_s: float
 
 
-def record_config() -> RunConfig:
-    """The field record's topology and costs, for exploring lengths without a config."""
+def record_config(*settings: str) -> RunConfig:
+    """The field record's topology and costs, for exploring lengths without a config, with `section.key=value` changed.
+
+    Raises:
+        RefusedInput: no such setting, or a bad value.
+    """
     pipeline = {"engine": "simulated", "targets": 5, "drafters": 3, "prefetch": 64, "prefetch_workers": 4}
-    return build_config({"data": {"path": "-"}, "target": {"path": "-"}, "pipeline": pipeline})
+    return build_config({"data": {"path": "-"}, "target": {"path": "-"}, "pipeline": pipeline}, list(settings))
 
 
 def boundary_figures(
