@@ -13,12 +13,14 @@ from typing import Any
 import orjson
 import polars as pl
 
+from dflash.config import dump_config, load_config
 from dflash.errors import RefusedInput
 from dflash.importing import console_log, megatron, mllog, step_lines, tables, tensorboard
 from dflash.importing.lines import LineReader, open_bytes
 from dflash.importing.readings import Readings, numeric
 from dflash.importing.sessions import describe, split_runs
 from dflash.importing.write import write_run
+from dflash.runs.folder import write_text
 
 LISTED = 20
 SHOWN_CHARACTERS = 160
@@ -68,6 +70,7 @@ def import_logs(files: Sequence[Path], out: Path, *, mapping: Sequence[str] = ()
         RefusedInput: a file can't be read, nothing in it was understood, or `out` is there already.
         RunFailed: the folder can't be written.
     """
+    settings = load_config(config) if config is not None else None
     readings = read_log(files, mapping)
     readings.frame, nonfinite = numeric(readings.frame)
     if nonfinite:
@@ -90,9 +93,10 @@ def import_logs(files: Sequence[Path], out: Path, *, mapping: Sequence[str] = ()
             "notes": [*readings.notes, *run.notes],
             **{key: value for key, value in asdict(result).items() if key not in ("runs", "notes")},
         }
-        folder = write_run(path, run, manifest, readings.rate_unit)
-        if config is not None:
-            (folder.path / "config.yaml").write_text(_config_text(config), encoding="utf-8")
+        boundaries = (settings.batching.boundaries if settings else None) or ()
+        folder = write_run(path, run, manifest, readings.rate_unit, boundaries)
+        if settings is not None:
+            write_text(folder.path / "config.yaml", dump_config(settings))
     return result
 
 
@@ -277,9 +281,3 @@ def _nothing_understood(paths: list[Path]) -> str:
         f"{paths[0]}: none of its {reader.lines_read:,} lines was understood; it begins with\n  {sample}\n"
         f"Formats read: {', '.join(FORMATS)}. For a table, say which columns are which: --map step=... --map rate=...:tok/s"
     )
-
-
-def _config_text(config: Path) -> str:
-    from dflash.config import dump_config, load_config
-
-    return dump_config(load_config(config))

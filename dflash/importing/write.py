@@ -16,7 +16,7 @@ Events (docs/events.md has the fields of the live ones):
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,8 @@ MOST_SAMPLES = 20_000
 _STEP_FIELDS = ("epoch", "loss", "grad_norm", "lr", "noise", "accuracy", "streak", "step_seconds")
 
 
-def write_run(path: Path, run: ImportedRun, manifest: dict[str, Any], rate_unit: str) -> RunFolder:
-    """Write a run's folder.
+def write_run(path: Path, run: ImportedRun, manifest: dict[str, Any], rate_unit: str, boundaries: Sequence[int] = ()) -> RunFolder:
+    """Write a run's folder; `boundaries` are its length buckets, if they are known.
 
     Raises:
         RefusedInput: something is there already.
@@ -45,19 +45,19 @@ def write_run(path: Path, run: ImportedRun, manifest: dict[str, Any], rate_unit:
             raise RefusedInput(f"{path} is there already: give another --out")
         folder.events.mkdir(parents=True)
         with (folder.events / "imported-0000.jsonl").open("wb") as file:
-            file.writelines(_events(path.name, run, rate_unit))
+            file.writelines(_events(path.name, run, rate_unit, boundaries))
     except OSError as error:
         raise RunFailed(f"{path}: can't be written ({error.strerror})") from error
     write_json(path / "imported.json", manifest)
     return folder
 
 
-def _events(name: str, run: ImportedRun, rate_unit: str) -> Iterator[bytes]:
+def _events(name: str, run: ImportedRun, rate_unit: str, boundaries: Sequence[int]) -> Iterator[bytes]:
     frame = run.frame.with_columns(time=pl.col("at") + run.began, seconds=pl.col("at"))
     training = frame.filter(pl.col("phase") != "evaluation") if "phase" in frame.columns else frame
     for first in frame.group_by("session", maintain_order=True).first().iter_rows(named=True):
         yield encode({"event": "run_started", "time": first["time"], "seconds": first["seconds"], "schema": SCHEMA_VERSION, "run": name,
-                      "step": first["step"], "total_steps": int(frame["step"].max()), "boundaries": [], "imported": True})  # type: ignore[arg-type]  # fmt: skip
+                      "step": first["step"], "total_steps": int(frame["step"].max()), "boundaries": list(boundaries), "imported": True})  # type: ignore[arg-type]  # fmt: skip
     yield _sample_lines(training)
     yield _json_lines("line", _line_frame(training, rate_unit))
     if "phase" in frame.columns and "loss" in frame.columns:

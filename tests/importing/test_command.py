@@ -408,3 +408,12 @@ def test_an_imported_run_opens_in_every_chart_of_a_run(tmp_path):
     figures = draw_run([series])
     assert len(figures["loss"].data) > 0
     assert len(figures["throughput"].data) > 0
+
+
+def test_the_config_a_run_had_is_kept_with_it_and_names_its_buckets(tmp_path):
+    config = tmp_path / "config.yaml"
+    config.write_text("data: {path: a}\ntarget: {path: b}\nbatching: {boundaries: [0, 770, 8192]}\n")
+    do_import(tmp_path, "\n".join(console(second, second // 10 + 1) for second in range(0, 90, 10)), config=config)
+    run = open_run(tmp_path / "out")
+    assert run.config().batching.boundaries == [0, 770, 8192]
+    assert read_events(run.events, "run_started")[0]["boundaries"] == [0, 770, 8192]
