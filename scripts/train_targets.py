@@ -247,13 +247,14 @@ def phase_of(done: float) -> int:
 
 
 def train(model: PreTrainedModel, corpus: Corpus, minutes: float, seed: int, label: str) -> dict[str, float]:
-    """Train in place until the minutes are over or Ctrl-C; give steps, tokens and seconds."""
+    """Train in place until the minutes are over or Ctrl-C; give steps, tokens, seconds and CPU seconds."""
     rng = np.random.default_rng(seed)
     steppers = optimisers(model)
     groups = [(group, group["lr"]) for stepper in steppers for group in stepper.param_groups]
     streams = [batches_of(chunks_of(corpus.train, length), budget, rng) for _, length, budget in PHASES]
     steps = tokens = 0
     line = ProgressLine(label, 60 * minutes)
+    cpu_started = time.process_time()
     try:
         while (seconds := line.seconds()) < 60 * minutes:
             done = seconds / (60 * minutes)
@@ -270,7 +271,7 @@ def train(model: PreTrainedModel, corpus: Corpus, minutes: float, seed: int, lab
             line.show(steps, tokens, float(loss.detach()) / count)
     except KeyboardInterrupt:
         print(f"\n{label}: stopped at step {steps}; saving what is there", file=sys.stderr)
-    return {"steps": steps, "tokens": tokens, "seconds": line.seconds()}
+    return {"steps": steps, "tokens": tokens, "seconds": line.seconds(), "cpu_seconds": time.process_time() - cpu_started}
 
 
 class ProgressLine:
@@ -318,7 +319,7 @@ It has learnt what documented Python looks like, not what it means.
 - Corpus: `dflash sample-data` on the training machine, that is documented functions and classes of the standard library and of the
   installed packages: {chats:,} chats, {corpus_tokens:,} tokens. {held_out:,} chats of other source files were held out.
 - Tokenizer: byte-level BPE of {vocabulary:,} trained on the same corpus; special tokens {special}.
-- Training: {steps:,} steps, {tokens:,} tokens, {minutes:.0f} minutes on {threads} CPU thread(s). Chunks of {chunks} tokens;
+- Training: {steps:,} steps, {tokens:,} tokens, {minutes:.0f} minutes, {cpu_minutes:.0f} of them CPU time. Chunks of {chunks} tokens;
   loss on every token; Muon and AdamW, cosine; bfloat16 autocast, weights stored as bfloat16.
 
 Mean loss a token on the held-out chats, of the weights as stored:
@@ -343,7 +344,7 @@ def note_of(name: str, model: PreTrainedModel, corpus: Corpus, spent: dict[str, 
         steps=spent["steps"],
         tokens=spent["tokens"],
         minutes=spent["seconds"] / 60,
-        threads=torch.get_num_threads(),
+        cpu_minutes=spent["cpu_seconds"] / 60,
         chunks=", then ".join(f"{length:,}" for _, length, _ in PHASES),
         losses="\n".join(f"| {what} | {loss:.3f} |" for what, loss in losses.items()),
     )

@@ -15,7 +15,7 @@ from dflash.errors import RefusedInput
 from dflash.targets import SHIPPED, shipped_target
 
 CHAT = [{"role": "user", "content": "How?"}, {"role": "assistant", "content": "So: é\n"}, {"role": "user", "content": "And?"}]
-LOSS_AT_MOST = 5.0
+LOSS_AT_MOST = 4.0
 """Nats a token; uniform is 7.62, counting tokens gives 6.5."""
 RENDERED = "<|im_start|>user\nHow?<|im_end|>\n<|im_start|>assistant\nSo: é\n<|im_end|>\n<|im_start|>user\nAnd?<|im_end|>\n"
 
