@@ -11,6 +11,9 @@ from the end of the first step to the end of the last, measured and simulated al
 The `inline` engine is left out: its jobs never run beside another, have the caches and the memory to themselves, and take less time (8-20%
 was seen) than those of workers that run side by side, which the terms are fitted to. Calibrate on an inline run to predict inline runs.
 
+Each run's event log is also replayed through the simulator: "pull order" is the share of pulls that name the same batch at the same place
+(1 but for workers that finish within a few milliseconds of each other).
+
 What else runs on the machine slows the real runs and not the simulated ones: the cores that others took are printed beside each run, and
 a run during which they took more than a tenth of one is marked.
 """
@@ -39,6 +42,7 @@ from dflash.data.sample import write_sample_corpus
 from dflash.pipeline.train import drive_run
 from dflash.predict.calibration import calibrate
 from dflash.predict.costs import write_costs
+from dflash.predict.replay import replay
 from dflash.predict.simulation import rate, simulate
 from dflash.runs.folder import RunFolder, create_run
 from dflash.telemetry.reader import event_frame, read_events
@@ -177,7 +181,7 @@ def compare(work: Path, steps: int) -> dict[str, object]:
             said = simulate(config.model_copy(update={"simulation": simulation}))
             rows.append({
                 "run": name, "kind": kind, "measured": real, "predicted": said.ktok_s, "error": said.ktok_s / real - 1,
-                "bottleneck": said.bottleneck, "other_load": loads[name],
+                "bottleneck": said.bottleneck, "other_load": loads[name], "pull_order": replay(run).agreement,
             })  # fmt: skip
     errors = [abs(float(row["error"])) for row in rows if row["kind"] == "predicted"]
     return {
@@ -192,13 +196,21 @@ def compare(work: Path, steps: int) -> dict[str, object]:
 
 def show(report: dict[str, object]) -> None:
     table = Table(
-        "run", "", "measured Ktok/s", "predicted", "error", "busiest", "others' cores", title="prediction against reality"
+        "run",
+        "",
+        "measured Ktok/s",
+        "predicted",
+        "error",
+        "busiest",
+        "others' cores",
+        "pull order",
+        title="prediction against reality",
     )
     for row in report["rows"]:
         mark = " *" if row["other_load"] > 0.1 else ""
         table.add_row(
             row["run"], row["kind"], f"{row['measured']:.2f}", f"{row['predicted']:.2f}", f"{row['error']:+.1%}", row["bottleneck"],
-            f"{row['other_load']:.2f}{mark}",
+            f"{row['other_load']:.2f}{mark}", f"{row['pull_order']:.2f}",
         )  # fmt: skip
     Console().print(table)
     print(f"predicted runs: median error {report['median_error']:.1%} (bound 7%), worst {report['worst_error']:.1%} (bound 15%)")

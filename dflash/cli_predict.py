@@ -20,6 +20,7 @@ from dflash.errors import RefusedInput
 
 Html = Annotated[Path | None, typer.Option("--html", help="write a page that opens offline")]
 Lengths = Annotated[Path, typer.Argument(help="a prepared data set, or a .parquet, .csv, .npy or .txt file of lengths")]
+MOST_GROUPS = 20
 _CONFIG = typer.Argument(help="the run's YAML file")
 
 
@@ -62,7 +63,10 @@ def lengths_command(
     print_result(report["percentiles"], False)
     _print_rows(report["classes"])
     if group_by is not None:
-        _print_rows([{group_by: name, **_without(each, "percentiles")} for name, each in report["groups"].items()])
+        groups = sorted(report["groups"].items(), key=lambda each: -each[1]["tokens"])
+        _print_rows([{group_by: name, **_without(each, "percentiles", "classes")} for name, each in groups[:MOST_GROUPS]])
+        if len(groups) > MOST_GROUPS:
+            print(f" and {len(groups) - MOST_GROUPS} more groups with fewer tokens; --json has them all")
     print_result(report["outliers"], False)
     if against is not None:
         print_result(_without(report["difference"], "percentiles"), False)
