@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.cache_utils import DynamicLayer
+from transformers.utils import logging as transformers_logging
 
 from dflash.errors import RefusedInput
 from dflash.model.facts import resolve_target
@@ -78,12 +79,17 @@ class DecodingTarget:
         folder, place = resolve_target(path), torch.device(device)
         if dtype == "auto":
             dtype = "bfloat16" if place.type == "cuda" else "float32"
+        had_bar = transformers_logging.is_progress_bar_enabled()
+        transformers_logging.disable_progress_bar()  # seconds at most, and our own bar follows
         try:
             model, loading = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=getattr(torch, dtype), use_safetensors=True, output_loading_info=True, local_files_only=True
             )
         except (OSError, ValueError, ImportError, SafetensorError, RuntimeError) as error:
             raise RefusedInput(f"{folder}: can't be loaded as a causal language model: {error}") from error
+        finally:
+            if had_bar:
+                transformers_logging.enable_progress_bar()
         lacking = sorted(loading["missing_keys"]) + sorted(str(key) for key in loading["mismatched_keys"])
         if lacking:
             raise RefusedInput(
