@@ -44,7 +44,8 @@ HEALTHY = CostModel(
 SETTINGS = (
     "batching.strategy=jittered", "batching.order=stratified", "pipeline.engine=simulated", "pipeline.targets=5", "pipeline.drafters=3",
     "pipeline.prefetch_workers=1", "pipeline.prefetch=8", "optim.accumulate=32", "optim.epochs=50", "telemetry.metrics_every=8",
-    "telemetry.sample_every=10", "telemetry.log_every=1000000", "checkpoint.every=0",
+    "simulation.lengths=lognormal", "simulation.samples=12000", "simulation.median_length=1728", "simulation.sigma=0.6",
+    "simulation.shortest=16", "telemetry.sample_every=10", "telemetry.log_every=1000000", "checkpoint.every=0",
 )  # fmt: skip
 
 

@@ -66,8 +66,8 @@ def export_command(
     as_json: AsJson = False,
 ) -> None:
     """Write a run's events for other tools."""
+    from dflash.runs.export import export_events
     from dflash.runs.folder import open_run
-    from dflash.telemetry.export import export_events
 
     print_result(export_events(open_run(run, runs), out, to), as_json)
 
@@ -89,10 +89,12 @@ def changes_command(run: Run, runs: Runs = Path("runs"), as_json: AsJson = False
 
 def explain_command(run: Run, baseline: Baseline = None, at: At = None, runs: Runs = Path("runs"), as_json: AsJson = False) -> None:
     """Say what a slow-down comes from, with evidence, and what it does not come from."""
+    from dflash.report.counterfactual import simulate_without
     from dflash.report.headline import headline
 
     post = _investigate(run, baseline, at, runs)
     verdict, sentence = headline(post)
+    simulated = simulate_without(post)
     found: dict[str, Any] = {"verdict": verdict, "sentence": sentence}
     if post.attribution is not None:
         found |= {key: value for key, value in post.attribution.as_dict().items() if key not in ("verdict", "sentence")}
@@ -102,6 +104,7 @@ def explain_command(run: Run, baseline: Baseline = None, at: At = None, runs: Ru
             "evidence": post.suspicion.evidence,
             "ruled_out": post.suspicion.ruled_out,
         }
+    found["counterfactual"] = None if simulated is None else vars(simulated)
     found["suspects"] = [vars(suspect) for suspect in post.suspects]
     if as_json:
         print(json.dumps(plain(found)))
@@ -111,6 +114,10 @@ def explain_command(run: Run, baseline: Baseline = None, at: At = None, runs: Ru
         print(f"  {cause.name}: {cause.share:.0%} of the change; {cause.evidence}; mending only this: {cause.relief:+.0%}")
     if post.suspicion is not None:
         print(f"  {post.suspicion.evidence}")
+    if simulated is not None:
+        print(
+            f"  simulated: {simulated.with_change:.3g} Ktok/s as it is, {simulated.without_change:.3g} with {', '.join(simulated.undone)}"
+        )
     for name, why in found.get("ruled_out", {}).items():
         print(f"  not {name}: {why}")
 

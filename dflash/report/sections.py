@@ -16,6 +16,7 @@ from dflash.analysis.attribution import Attribution, Cause
 from dflash.analysis.bottleneck import Bottleneck
 from dflash.analysis.jumpiness import loss_rows
 from dflash.charts import regression as charts
+from dflash.report.counterfactual import Counterfactual, simulate_without
 from dflash.report.headline import advice, cause_words, headline, lead
 from dflash.report.page import Block, Chart, Code, Items, Page, Section, Table, Text
 from dflash.report.postmortem import PostMortem, log_lines
@@ -131,6 +132,9 @@ def _why(post: PostMortem) -> Section:
             )
         )
         blocks.append(Text(_counterfactual(found)))
+        simulated = simulate_without(post)
+        if simulated is not None:
+            blocks.append(Text(_simulated(simulated)))
     edges = [post.at_seconds] if post.at_seconds is not None else []
     blocks.append(Chart(charts.draw_pool(post.log, changes=edges), "Items in the pool by length bucket."))
     if found.padding_closure is not None:
@@ -186,6 +190,13 @@ def _counterfactual(found: Attribution) -> str:
         return "Several causes hide each other: mending one alone brings what the table says, mending all of them what the run had before."
     rate = found.after.ktok_s
     return f"Without this change the rate would now be about {rate * math.exp(gain):.3g} Ktok/s instead of {rate:.3g}."
+
+
+def _simulated(simulated: Counterfactual) -> str:
+    return (
+        f"Simulated with the seconds measured before: {simulated.with_change:.3g} Ktok/s with the settings as they are, "
+        f"{simulated.without_change:.3g} with {', '.join(simulated.undone)} (lengths: {simulated.lengths})."
+    )
 
 
 def _bottleneck_words(bottleneck: Bottleneck) -> str:

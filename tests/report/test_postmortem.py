@@ -12,6 +12,7 @@ from benchmarks.worked_examples import RECORD_LINES
 from dflash.cli_report import register
 from dflash.errors import RefusedInput
 from dflash.importing.command import import_logs
+from dflash.report.counterfactual import simulate_without
 from dflash.report.headline import headline
 from dflash.report.markdown import escape_markdown, render_markdown
 from dflash.report.page import render_page
@@ -49,6 +50,18 @@ def test_two_runs_give_a_confirmed_cause_with_its_trigger(runs):
     html = render_page(postmortem_page(post))
     for words in ("Padding closure", "batching.strategy=jittered", "What was changed", "Ruled out", "Reproduce"):
         assert words in html
+
+
+def test_the_simulator_says_what_the_rate_would_be_without_the_change(runs):
+    post = investigate(runs["padded"], baseline=runs["healthy"])
+    found = simulate_without(post)
+    assert found.undone == ["batching.strategy=jittered"]
+    assert found.with_change == pytest.approx(post.attribution.after.ktok_s, rel=0.1)
+    assert found.without_change == pytest.approx(post.attribution.before.ktok_s, rel=0.1)
+
+
+def test_a_slower_device_is_nothing_that_a_setting_could_undo(runs):
+    assert simulate_without(investigate(runs["slowed"])) is None
 
 
 def test_a_change_inside_a_run_is_found_and_explained_without_being_told_where(runs):
