@@ -5,8 +5,8 @@ import pytest
 
 from dflash.errors import RefusedInput
 from dflash.importing.command import import_logs
+from dflash.runs.export import LiveTrackers, export_events
 from dflash.runs.folder import RunFolder
-from dflash.telemetry.export import LiveTrackers, export_events
 from dflash.telemetry.reader import read_events
 from dflash.telemetry.recorder import Recorder
 
