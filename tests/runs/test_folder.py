@@ -67,7 +67,9 @@ def test_two_processes_never_drive_one_run(tmp_path):
         "import sys; from pathlib import Path; from dflash.runs.folder import RunFolder\n"
         "with RunFolder(Path(sys.argv[1])).driven():\n    print('driving', flush=True); sys.stdin.read()\n"
     )
-    child = subprocess.Popen([sys.executable, "-c", program, str(run.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, str(run.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert child.stdout.readline() == "driving\n"
     assert run.state() == "running"
     with pytest.raises(RefusedInput, match=f"process {child.pid} is driving this run"), run.driven():

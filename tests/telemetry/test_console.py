@@ -73,7 +73,9 @@ lines = st.builds(
 @given(lines)
 def test_a_printed_line_reads_back_to_its_printed_precision(line):
     again = parse_line(format_line(line))
-    assert format_line(again) == format_line(dataclasses.replace(line, eta_seconds=again.eta_seconds, elapsed_seconds=again.elapsed_seconds))
+    assert format_line(again) == format_line(
+        dataclasses.replace(line, eta_seconds=again.eta_seconds, elapsed_seconds=again.elapsed_seconds)
+    )
     if line.eta_seconds is not None:
         assert again.eta_seconds == pytest.approx(line.eta_seconds, rel=0.051, abs=0.051)
 

@@ -94,7 +94,9 @@ def test_a_full_disk_says_which_file_and_how_to_go_on(tmp_path, monkeypatch):
 
 
 def test_frames_have_a_row_an_event_and_null_where_a_key_is_missing():
-    frame = event_frame([{"event": "step", "step": 1, "loss": None}, {"event": "x"}, {"event": "step", "step": 2, "loss": 0.5}], "step")
+    frame = event_frame(
+        [{"event": "step", "step": 1, "loss": None}, {"event": "x"}, {"event": "step", "step": 2, "loss": 0.5}], "step"
+    )
     assert frame["loss"].to_list() == [None, 0.5]
     assert event_frame([], "step").is_empty()
 
