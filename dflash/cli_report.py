@@ -125,23 +125,30 @@ def explain_command(run: Run, baseline: Baseline = None, at: At = None, runs: Ru
 def jumpiness_command(
     run: Run,
     same_order: Annotated[str | None, typer.Option(help="a run of the same data in the same order")] = None,
+    samples: Annotated[bool, typer.Option("--samples", help="also the samples of each spike's worst batch")] = False,
     runs: Runs = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
     """Judge whether a jumpy loss is the diversity of the batches or a training that comes apart."""
     from dflash.analysis.eventlog import load_events
     from dflash.analysis.jumpiness import judge_jumpiness
+    from dflash.analysis.samples import samples_of
     from dflash.runs.folder import open_run
 
     other = load_events(open_run(same_order, runs)) if same_order else None
-    found = judge_jumpiness(load_events(open_run(run, runs)), other)
+    log = load_events(open_run(run, runs))
+    found = judge_jumpiness(log, other)
+    worst = [str(spike.batches[0]["batch"]) for spike in found.spikes if spike.batches]
+    held = samples_of(log, worst) if samples and worst else {}
     if as_json:
-        print(json.dumps(plain(found.as_dict())))
+        print(json.dumps(plain({**found.as_dict(), "samples": held})))
         return
     print(f"{found.verdict}: {found.sentence}")
     for spike in found.spikes[:20]:
         batches = ", ".join(str(batch.get("batch")) for batch in spike.batches)
         print(f"  step {spike.step}: loss {spike.loss:.4f}, z {spike.z:.1f}; batches {batches}")
+    for batch, ids in held.items():
+        print(f"  batch {batch}: samples {', '.join(map(str, ids))}")
 
 
 def diff_command(
