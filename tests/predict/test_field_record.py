@@ -28,6 +28,7 @@ def test_jittered_and_stratified_is_as_fast_as_sorted_and_far_more_even(field):
     assert run.mix["vr"]["32"] <= 0.15
 
 
+@pytest.mark.slow
 def test_three_drafters_bound_the_second_part_whatever_the_policy(field):
     rates = [
         simulate(field(*SECOND_PART, f"pool.policy={policy}")).ktok_s for policy in ("oldest", "random", "round_robin", "deficit")
@@ -44,6 +45,7 @@ def test_waiting_round_robin_deadlocks_and_names_who_waits_for_what(field):
     assert "waits for an item of length bucket 0" in run.deadlock
 
 
+@pytest.mark.slow
 def test_with_a_time_out_it_loses_a_fifth(field):
     free = simulate(field(*SECOND_PART))
     waiting = simulate(field(*SECOND_PART, "pool.policy=round_robin_wait", "pool.wait_seconds=5"))
