@@ -145,7 +145,10 @@ def _explain(
     before: Flow, after: Flow, old: State, new: State, blocks: list[list[State]], memory: str | None
 ) -> Attribution:  # fmt: skip
     change, low, high = _change(old, new, blocks)
-    bottlenecks = {"before": find_bottleneck(before), "after": find_bottleneck(after)}
+    bottlenecks = {
+        "before": find_bottleneck(before, serial=old.serial),
+        "after": find_bottleneck(after, serial=new.serial),
+    }
     factors = _shares(old, new, blocks, before, after, memory)
     closure = padding_closure(before, after)
     common: dict[str, Any] = {

@@ -43,10 +43,10 @@ class Bottleneck:
     instruments: list[str]
 
 
-def find_bottleneck(flow: Flow) -> Bottleneck:
-    """Apply the rules to a stretch."""
+def find_bottleneck(flow: Flow, *, serial: bool = False) -> Bottleneck:
+    """Apply the rules to a stretch. `serial`: one device does all jobs in turn, so the stage that takes most of its time is the answer."""
     stragglers = find_stragglers(flow)
-    name, evidence = _first_rule(flow, stragglers)
+    name, evidence = _largest_stage(flow) if serial else _first_rule(flow, stragglers)
     return Bottleneck(name, evidence, stragglers, check_instruments(flow))
 
 
@@ -83,6 +83,17 @@ def _first_rule(flow: Flow, stragglers: dict[str, float]) -> tuple[str, str]:
         f"drafters busy {drafters_busy:.0%} starved {starved:.0%}, targets busy {targets_busy:.0%} blocked {blocked:.0%}, "
         f"prefetch busy {prefetch_busy:.0%}: no rule fits"
     )
+
+
+def _largest_stage(flow: Flow) -> tuple[str, str]:
+    """By the seconds of the batches drafted in the stretch."""
+    names = {"targets": "target_seconds", "drafters": "drafter_seconds", "prefetch": "prefetch_seconds"}
+    spent = {stage: float(flow.batches[column].sum()) for stage, column in names.items() if column in flow.batches.columns}
+    total = sum(spent.values())
+    if total <= 0:
+        return "unclear", "no batch was drafted"
+    words = ", ".join(f"{stage} {seconds / total:.0%}" for stage, seconds in spent.items())
+    return max(spent, key=lambda stage: spent[stage]), f"one device does all in turn; of its time on batches: {words}"
 
 
 def starved_beside_items(flow: Flow) -> float:

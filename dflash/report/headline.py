@@ -30,7 +30,7 @@ def headline(post: PostMortem) -> tuple[str, str]:
     """The verdict in a word (regression, suspected regression, improvement, steady, unclear) and in a sentence."""
     change = _change(post)
     if change is None:
-        return "steady", post.changes.sentence
+        return post.changes.verdict, post.changes.sentence
     value, low, high = change
     size = f"{abs(value):.0%} [{_interval(value, low, high)}]"
     if high < 0 and value <= -0.05:

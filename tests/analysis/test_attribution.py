@@ -90,3 +90,10 @@ def test_a_run_without_accounts_is_too_little_data(written):
 def test_no_number_of_an_explanation_is_infinite(simulated):
     found = explain(simulated(seed=1), simulated("evaluation", seed=2)).as_dict()
     assert all(math.isfinite(cause[name]) for cause in found["causes"] for name in ("share", "alone", "relief", "p"))
+
+
+def test_on_one_device_the_stage_that_takes_most_of_its_time_is_the_bottleneck(simulated):
+    log = load_events(simulated(seed=1))
+    found = find_bottleneck(measure_flow(log, 120, log.seconds), serial=True)
+    assert found.name == "targets"
+    assert "in turn" in found.evidence
