@@ -64,6 +64,7 @@ class LiveCharts(View):
         self._view = view_of(axis, window_seconds)
         self._drawn_view: RunView | None = None
         self._was_shown = False
+        self._settled = True
         self._state = ""
         self._build(charts or tuple(CHARTS))
         self._tick()
@@ -163,6 +164,10 @@ class LiveCharts(View):
         came = [series.update() for series in self.series]
         if (any(came) and not self.pause_button.value) or self._view != self._drawn_view:
             self._draw()
+        elif not self._settled:
+            self._settled = True
+            for chart in self.charts.values():
+                chart.resend()
         self._tell_state()
         self.tick_seconds = time.thread_time() - started
         self._ticks += 1
@@ -175,6 +180,7 @@ class LiveCharts(View):
             self.figures[name] = CHARTS[name](self.series, view)
             chart.show(self.figures[name])
         self._drawn_view = view
+        self._settled = False
 
     def _pace(self, came: bool) -> None:
         """Look often at a run that goes on, seldom at one that has ended, at once when there is more to read."""
