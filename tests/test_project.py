@@ -129,3 +129,11 @@ def test_every_imported_package_is_declared():
     foreign = imported - set(sys.stdlib_module_names) - {"dflash", "workbench"}
     undeclared = {normal(DISTRIBUTIONS.get(name, name)) for name in foreign} - declared - optional
     assert undeclared == set()
+
+
+def test_every_file_that_is_no_module_is_in_the_package_data():
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    for package in ("dflash", "workbench"):
+        files = subprocess.run(["git", "ls-files", package], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+        shipped = {path for pattern in data[package] for path in (ROOT / package).glob(pattern)}
+        assert [name for name in files if not name.endswith(".py") and ROOT / name not in shipped] == []
