@@ -171,6 +171,9 @@ class TelemetryConfig(Section):
     metrics_every: Count = Field(1, description="accuracy and streak on one drafter batch in so many; the loss on all")
     log_every: float = Field(10.0, gt=0, description="seconds between console lines")
     sample_every: float = Field(5.0, gt=0, description="seconds between samples of workers, queues and the system")
+    trackers: list[Literal["tensorboard", "trackio", "wandb"]] = Field(
+        [], description="also log steps there while the run goes on; trackio and wandb must be installed"
+    )
 
 
 class EvaluationConfig(Section):

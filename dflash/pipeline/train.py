@@ -31,6 +31,7 @@ from dflash.pipeline.plans import PlanStream, split_holdout
 from dflash.pipeline.reporting import RunReporter
 from dflash.pipeline.reports import Progress
 from dflash.pipeline.stages import RealStages
+from dflash.runs.export import LiveTrackers
 from dflash.runs.folder import RunFolder, write_json
 from dflash.runs.manifest import describe_environment
 from dflash.telemetry.recorder import SCHEMA_VERSION, Recorder
@@ -72,7 +73,11 @@ def drive_run(run: RunFolder, show: Callable[[str], None] = print) -> Outcome:
             show(line)
 
         try:
-            outcome = _drive(run, recorder, show_and_keep)
+            with LiveTrackers(list(run.config().telemetry.trackers), run) as trackers:
+                recorder.observers.append(trackers.record)
+                outcome = _drive(run, recorder, show_and_keep)
+            for tracker, reason in trackers.failures.items():
+                show_and_keep(f"warning: telemetry.trackers: {tracker} failed and was left out: {reason}")
         except BaseException as error:
             state = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
             reason = str(error) or type(error).__name__

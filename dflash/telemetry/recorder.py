@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -32,6 +33,8 @@ class Recorder:
         self.path, self._file = _open_new(folder, writer)
         self._started = time.monotonic()
         self.write_seconds = 0.0
+        self.observers: list[Callable[[dict[str, Any]], None]] = []
+        """Told of each event once it is written, and counted into `write_seconds`."""
 
     def __enter__(self) -> Self:
         return self
@@ -46,11 +49,13 @@ class Recorder:
             RunFailed: the disk is full or the folder is gone.
         """
         started = time.perf_counter()
-        line = encode({"event": event, "time": time.time(), "seconds": time.monotonic() - self._started, **fields})
+        whole = {"event": event, "time": time.time(), "seconds": time.monotonic() - self._started, **fields}
         try:
-            os.write(self._file, line)
+            os.write(self._file, encode(whole))
         except OSError as error:
             raise RunFailed(f"{self.path}: can't write events ({error.strerror}); make room, then `dflash resume`") from error
+        for observe in self.observers:
+            observe(whole)
         self.write_seconds += time.perf_counter() - started
 
     def close(self) -> None:

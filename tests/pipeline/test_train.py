@@ -50,8 +50,9 @@ def test_a_run_trains_every_sample_once_an_epoch_and_leaves_its_story(tmp_path, 
 
 
 def test_stage_seconds_and_waits_sum_to_wall_time(tmp_path, small_config):
-    run = create_run(tmp_path, "times", small_config())
+    run = create_run(tmp_path, "times", small_config("telemetry.trackers=[tensorboard]"))
     drive_run(run, lambda line: None)
+    assert list((run.path / "tensorboard").glob("*tfevents*"))
     samples = read_events(run.events, "sample")
     first, last = samples[0], samples[-1]
     for before, after in zip(first["workers"], last["workers"], strict=True):
