@@ -187,6 +187,12 @@ class RunReporter:
             telemetry_seconds=self.recorder.write_seconds,
         )
 
+    def close(self, coordinator: Coordinator) -> None:
+        """The session is over: a last sample and a last line, so that the shortest run has one of each."""
+        now = coordinator.engine.now()
+        self.sample(coordinator, now)
+        self.show(format_line(self.line(coordinator, now)))
+
     def line(self, coordinator: Coordinator, now: float) -> ConsoleLine:
         """The progress line as of now."""
         started = now if self._started is None else self._started

@@ -136,7 +136,7 @@ def _train_on(run: RunFolder, recorder: Recorder, show: Callable[[str], None]) -
         started = engine.now()
         with SystemSampler(run.events, config.telemetry.sample_every), _stop_on_signal(coordinator, show):
             state = coordinator.run()
-        reporter.sample(coordinator, engine.now())
+        reporter.close(coordinator)
         return Outcome(
             state=state,
             step=coordinator.progress.step,
