@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-LIBRARIES = {"__init__.py", "__main__.py", "plain_drafter.py"}
+LIBRARIES = {"__init__.py", "__main__.py", "plain_drafter.py", "injected_faults.py", "worked_examples.py"}
 
 
 def main() -> None:
@@ -13,7 +13,7 @@ def main() -> None:
     for path in sorted(HERE.glob("*.py")):
         if path.name not in LIBRARIES:
             print(f"\n=== {path.stem}: {' '.join(path.read_text().split(chr(10), 1)[0].strip(chr(34)).split())}", flush=True)
-            if subprocess.run([sys.executable, str(path)], cwd=HERE.parent, check=False).returncode:
+            if subprocess.run([sys.executable, "-m", f"benchmarks.{path.stem}"], cwd=HERE.parent, check=False).returncode:
                 failed.append(path.stem)
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
