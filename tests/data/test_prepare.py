@@ -338,7 +338,9 @@ def test_worker_killed_from_outside_is_told_and_nothing_is_lost(
     def murderous(chunk: Any, place: Any) -> Any:
         nonlocal killed
         children = psutil.Process().children()
-        workers_alive = [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+        workers_alive = [
+            child for child in children if child.status() != psutil.STATUS_ZOMBIE and "spawn_main" in " ".join(child.cmdline())
+        ]
         if not killed and workers_alive:
             workers_alive[0].kill()
             killed = True
