@@ -61,7 +61,7 @@ def compare_batchings() -> None:
         run = quiet(
             "train", str(CONFIG), "--name", strategy, "--json", *settings(
                 f"batching.strategy={strategy}", f"batching.order={order}", "pipeline.engine=inline", "pipeline.targets=1",
-                "pipeline.drafters=1", "optim.max_steps=3", "evaluation.every=0", "data.holdout=0", "checkpoint.every=0",
+                "pipeline.drafters=1", "optim.max_steps=12", "evaluation.every=0", "data.holdout=0", "checkpoint.every=0",
             ),
         )  # fmt: skip
         mix = ("-" if plan["vr"][window] is None else f"{plan['vr'][window]:.2f}" for window in ("8", "32"))
@@ -74,7 +74,7 @@ def compare_batchings() -> None:
 def train() -> None:
     """Launch, steer, kill, resume, follow to the end."""
     launched = quiet("train", str(CONFIG), "--name", "demo", "--background", "--json")
-    steps_until(lambda done: done >= 3)
+    steps_until(lambda done: done >= 12)
     dflash("control", "demo", "set", "pool.policy", "deficit")
     dflash("control", "demo", "set", "batching.boundaries", "[0, 128, 256, 512, 1024]")
     dflash("control", "demo", "set", "pool.policy", "oldest")

@@ -101,10 +101,11 @@ class RayEngine:
         self._features.clear()
         for worker in self._workers.values():
             ray.kill(worker.actor)
-            _kill_process(worker.pid)  # a stopped process never gets Ray's message
-        self._meeting.unlink(missing_ok=True)
         if self._own_cluster:
             ray.shutdown()
+        for worker in self._workers.values():
+            _kill_process(worker.pid)  # a stopped process never gets Ray's message
+        self._meeting.unlink(missing_ok=True)
 
     def pids(self) -> dict[str, int]:
         """The process of each worker, by name."""
