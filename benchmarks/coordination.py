@@ -30,6 +30,7 @@ from dflash.pipeline.ledger import Ledger
 from dflash.pipeline.plans import PlanStream
 from dflash.pipeline.reporting import RunReporter
 from dflash.pipeline.stages import RealStages
+from dflash.telemetry.accounts import STATES
 from dflash.telemetry.recorder import Recorder
 
 STEP_SECONDS = 0.02
@@ -143,10 +144,10 @@ def inline_case(seconds: float) -> dict[str, object]:
         )  # fmt: skip
         lengths = TokenDataset.open(Path(folder) / "data").lengths
         coordinator, _, _, telemetry = run(config, RealStages(config), lengths, seconds)
-    accounts = coordinator.crew.accounts.values()
     now = coordinator.engine.now()
-    busy = sum(float(account.snapshot(now)["busy_seconds"]) for account in accounts)
-    wall = max(sum(account.seconds.values()) for account in accounts)
+    snapshots = [account.snapshot(now) for account in coordinator.crew.accounts.values()]
+    busy = sum(float(each["busy_seconds"]) for each in snapshots)
+    wall = sum(float(snapshots[0][f"{state}_seconds"]) for state in STATES)
     return {"case": "inline, real stages", "ratio": busy / wall, "telemetry": telemetry}
 
 
