@@ -90,7 +90,8 @@ def ramp(steps: int, theme: Theme = "light") -> list[str]:
     low, high = (0.0, 0.85) if theme == "light" else (0.2, 1.0)
     if steps == 1:
         return list(sample_colorscale("Cividis", [(low + high) / 2]))
-    return list(sample_colorscale("Cividis", [low + (high - low) * step / (steps - 1) for step in range(steps)]))
+    places = [min(low + (high - low) * step / (steps - 1), 1.0) for step in range(steps)]  # a hair above 1 would be refused
+    return list(sample_colorscale("Cividis", places))
 
 
 def bucket_labels(boundaries: Sequence[int]) -> list[str]:

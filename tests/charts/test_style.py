@@ -62,3 +62,9 @@ def test_themes_differ_in_nothing_but_the_template():
 
 def test_bucket_labels_say_that_a_boundary_belongs_below():
     assert style.bucket_labels([0, 770, 1216]) == ["1-770", "771-1216"]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("steps", range(1, 40))
+def test_a_ramp_has_a_colour_of_its_own_for_each_of_any_number(steps, theme):
+    assert len(set(style.ramp(steps, theme))) == steps
