@@ -158,10 +158,12 @@ def _queue(first: Event, last: Event, seconds: float) -> Queue:
         return float((last.get(name) or 0.0) - (first.get(name) or 0.0))
 
     depths: list[Any] = last.get("depth_seconds") or []
-    by_bucket = [
-        float(now - then) / seconds for now, then in zip(depths, first.get("depth_seconds") or [0.0] * len(depths), strict=False)
-    ]
-    depth, gets = sum(by_bucket), grown("gets")
+    before: list[Any] = first.get("depth_seconds") or []
+    if len(before) != len(depths) or any(then > now for now, then in zip(depths, before, strict=True)):
+        before = [0.0] * len(depths)  # boundaries were changed in between: the buckets' integrals began anew
+    by_bucket = [float(now - then) / seconds for now, then in zip(depths, before, strict=True)]
+    depth = grown("total_depth_seconds") / seconds if "total_depth_seconds" in last else sum(by_bucket)
+    gets = grown("gets")
     residence = grown("residence_seconds") / gets if gets else float("nan")
     # Little's law with the items that left; those still inside at the ends belong to neither side and are small in a long stretch
     little = depth / (gets / seconds * residence) if gets and residence > 0 else float("nan")

@@ -106,7 +106,8 @@ def pool_over_time(runs: Sequence[RunSeries], view: View) -> go.Figure:
     buckets = len(_pool(run))
     seconds = np.diff(run.samples["clock_seconds"][at])
     depth = np.array([np.diff(run.samples[f"pool-{bucket}-depth_seconds"][at]) for bucket in range(buckets)])
-    mean = np.where(_crosses_restart(run, at) | (seconds <= 0), np.nan, depth / np.maximum(seconds, 1e-9))
+    redrawn = (depth < 0).any(axis=0)  # boundaries were changed in between: the integrals began anew
+    mean = np.where(_crosses_restart(run, at) | (seconds <= 0) | redrawn, np.nan, depth / np.maximum(seconds, 1e-9))
     heat = {
         "type": "heatmap", "x": x[at] / scale.size, "y": bucket_labels(run.boundaries)[:buckets], "z": np.round(mean, 3),
         "colorbar": {"title": {"text": "items"}, "thickness": 12}, "hoverongaps": False, "zmin": 0,

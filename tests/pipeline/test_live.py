@@ -251,3 +251,33 @@ def test_every_live_key_is_a_setting():
     from dflash.config import known_keys
 
     assert set(LIVE_KEYS) <= set(known_keys())
+
+
+def test_littles_law_and_charts_survive_a_change_of_buckets(tmp_path, simulate):
+    """Depths a bucket begin anew with new boundaries; the whole pool's go on, so nothing that reads them sees a negative queue."""
+    from dflash.analysis.flow import _queue
+    from dflash.pipeline.reporting import RunReporter
+
+    with Recorder(tmp_path, "coordinator") as recorder:
+        run, seen = simulate(LENGTHS, "batching.token_budget=2000", "optim.accumulate=4", "optim.epochs=3", costs=COSTS)
+        reporter = RunReporter(run.config, recorder, lambda line: None, run_tokens=1)
+        stepped = seen.stepped
+
+        def sample_and_change(report):
+            stepped(report)
+            reporter.sample(run, run.engine.now())
+            if report.step == 6:
+                tree = run.config.model_dump(mode="json")
+                tree["batching"]["boundaries"] = [0, 200, 400]
+                run.change(build_config(tree))
+
+        seen.stepped = sample_and_change
+        run.run()
+    samples = read_events(tmp_path, "sample")
+    pools = [(sample["clock_seconds"], queue) for sample in samples for queue in sample["queues"] if queue["queue"] == "pool"]
+    (began, first), (ended, last) = pools[0], pools[-1]
+    queue = _queue(first, last, ended - began)
+    assert len(last["depths"]) == 2
+    assert queue.depth >= 0
+    assert all(depth >= 0 for depth in queue.by_bucket)
+    assert queue.little == pytest.approx(1.0, abs=0.1)
