@@ -9,7 +9,6 @@ from pathlib import Path
 
 import psutil
 
-_QUERY = "--query-gpu=index,memory.total,name"
 _MIB = 2**20
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
@@ -25,15 +24,19 @@ class Gpu:
 
 def find_gpus() -> list[Gpu]:
     """The GPUs nvidia-smi lists; none where it isn't there."""
+    return parse_gpus(nvidia_smi("index", "memory.total", "name"))
+
+
+def nvidia_smi(*fields: str) -> str:
+    """What nvidia-smi says of these fields, a CSV row a GPU; empty where it isn't there or doesn't answer."""
     if shutil.which("nvidia-smi") is None:
-        return []
+        return ""
+    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(
-            ["nvidia-smi", _QUERY, "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=10, check=False
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.SubprocessError):
-        return []
-    return parse_gpus(done.stdout) if done.returncode == 0 else []
+        return ""
+    return done.stdout if done.returncode == 0 else ""
 
 
 def parse_gpus(text: str) -> list[Gpu]:

@@ -11,6 +11,8 @@ from typing import Any
 
 import psutil
 
+from dflash.machine import find_gpus
+
 _PACKAGES = (
     "dflash-workbench",
     "torch",
@@ -34,7 +36,7 @@ def describe_environment(cwd: Path) -> dict[str, Any]:
             "system": platform.platform(),
             "cpus": len(os.sched_getaffinity(0)),
             "memory_bytes": psutil.virtual_memory().total,
-            "gpus": _gpus(),
+            "gpus": [{"name": gpu.name, "memory_bytes": gpu.memory_bytes} for gpu in find_gpus()],
         },
         "git": _git(cwd),
     }
@@ -45,15 +47,6 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def _gpus() -> list[dict[str, Any]]:
-    import torch  # only a training process asks; a reader of runs needs no torch
-
-    if not torch.cuda.is_available():
-        return []
-    found = (torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count()))
-    return [{"name": gpu.name, "memory_bytes": gpu.total_memory} for gpu in found]
 
 
 def _git(cwd: Path) -> dict[str, Any]:

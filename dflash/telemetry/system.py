@@ -6,7 +6,6 @@ A thread of its own writes to a file of its own (one writer a file), so that a c
 from __future__ import annotations
 
 import shutil
-import subprocess
 import threading
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +13,7 @@ from typing import Any, Self
 
 import psutil
 
+from dflash.machine import nvidia_smi
 from dflash.telemetry.recorder import Recorder
 
 _QUERY = ("index", "utilization.gpu", "memory.used", "power.draw", "temperature.gpu")
@@ -61,14 +61,7 @@ def sample_system(disk: Path) -> dict[str, Any]:
 
 def sample_gpus() -> list[dict[str, float]]:
     """Utilisation, memory, power and temperature of each NVIDIA GPU; empty where there is no nvidia-smi."""
-    if shutil.which("nvidia-smi") is None:
-        return []
-    command = ["nvidia-smi", f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return parse_gpus(done.stdout) if done.returncode == 0 else []
+    return parse_gpus(nvidia_smi(*_QUERY))
 
 
 def parse_gpus(text: str) -> list[dict[str, float]]:
