@@ -49,6 +49,11 @@ class TargetConfig(Section):
     )
     feature_dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="how features are kept in the pool")
 
+    @property
+    def feature_number_bytes(self) -> int:
+        """Bytes of one number of the features, by `feature_dtype`."""
+        return {"bfloat16": 2, "float32": 4}[self.feature_dtype]
+
 
 class DrafterConfig(Section):
     """The drafter's shape and what is asked of it. Sizes left empty are the target's."""

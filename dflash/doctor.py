@@ -35,7 +35,6 @@ from dflash.model.footprint import (
 from dflash.model.shape import DrafterShape
 
 GIB = 2**30
-_FEATURE_BYTES = {"bfloat16": 2, "float32": 4}
 _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "ray", "polars", "numpy", "flash-attn", "flash-linear-attention")
 _RAY_PROCESS_BYTES = 350 * 2**20  # a worker that has loaded torch and transformers, before it holds anything
 _RAY_STORE_LEAST_BYTES = 80 * 2**20
@@ -216,7 +215,7 @@ def _examine_bytes(
         target = target_weight_bytes(facts, shape.target_layer_ids, target_element)
     except RefusedInput:  # said already
         target = 0
-    largest = tokens * shape.feature_size * _FEATURE_BYTES[config.target.feature_dtype]
+    largest = tokens * shape.feature_size * config.target.feature_number_bytes
     activations = target_activation_bytes(facts, tokens, target_element)
     pool = min(config.pool.capacity_bytes, config.pool.capacity_items * largest)
     last = max(shape.target_layer_ids)

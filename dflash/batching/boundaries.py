@@ -34,6 +34,21 @@ def bucket_of(lengths: ArrayLike, boundaries: Sequence[int] | NDArray[np.integer
     return np.asarray(np.searchsorted(inner, lengths, side="left"), dtype=np.int16)
 
 
+def refuse_uncovered(lengths: NDArray[np.integer], boundaries: Sequence[int]) -> None:
+    """See that given boundaries reach the longest row.
+
+    Raises:
+        RefusedInput: they end below it; the message counts the rows and names the remedy.
+    """
+    longest = int(lengths.max())
+    if longest > boundaries[-1]:
+        over = int(np.count_nonzero(lengths > boundaries[-1]))
+        raise RefusedInput(
+            f"batching.boundaries={list(boundaries)}: they end below {over} of {lengths.size} rows, the longest {longest} tokens; "
+            f"make the last boundary {longest} or more"
+        )
+
+
 def quantile_boundaries(lengths: NDArray[np.integer], buckets: int) -> list[int]:
     """Boundaries that give each bucket as nearly the same number of samples as whole lengths allow; equal ones are merged.
 

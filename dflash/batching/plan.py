@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dflash.batching.boundaries import refuse_uncovered
 from dflash.batching.draws import generator
 from dflash.batching.membership import Membership, draw_membership
 from dflash.batching.order import mean_log_lengths, random_order, stratified_order
@@ -149,9 +150,5 @@ def _check_lengths(chosen: NDArray[np.integer], ids: NDArray[np.int64] | None, s
             f"batching.token_budget={settings.token_budget}: {over} of {chosen.size} rows are longer, the longest {longest} "
             f"tokens; set batching.token_budget={longest} or more, or prepare the data with a lower length limit"
         )
-    if settings.strategy == "bucketed" and settings.boundaries is not None and longest > settings.boundaries[-1]:
-        over = int(np.count_nonzero(chosen > settings.boundaries[-1]))
-        raise RefusedInput(
-            f"batching.boundaries={settings.boundaries}: they end below {over} of {chosen.size} rows, the longest {longest} "
-            f"tokens; make the last boundary {longest} or more"
-        )
+    if settings.strategy == "bucketed" and settings.boundaries is not None:
+        refuse_uncovered(chosen, settings.boundaries)

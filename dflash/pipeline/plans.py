@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash.batching.boundaries import bucket_of, length_class_edges, quantile_boundaries
+from dflash.batching.boundaries import bucket_of, length_class_edges, quantile_boundaries, refuse_uncovered
 from dflash.batching.plan import EpochPlan, count_batches, plan_epoch
 from dflash.config import BatchingConfig, RunConfig
 from dflash.errors import RefusedInput
@@ -278,13 +278,7 @@ def resolve_boundaries(lengths: NDArray[np.int32], settings: BatchingConfig) -> 
     """
     if settings.boundaries is None:
         return quantile_boundaries(lengths, DEFAULT_BUCKETS)
-    longest = int(lengths.max())
-    if longest > settings.boundaries[-1]:
-        over = int(np.count_nonzero(lengths > settings.boundaries[-1]))
-        raise RefusedInput(
-            f"batching.boundaries={settings.boundaries}: they end below {over} of {lengths.size} rows, the longest {longest} tokens; "
-            f"make the last boundary {longest} or more"
-        )
+    refuse_uncovered(lengths, settings.boundaries)
     return list(settings.boundaries)
 
 

@@ -38,7 +38,6 @@ from dflash.telemetry.recorder import SCHEMA_VERSION, Recorder
 from dflash.telemetry.system import SystemSampler
 
 RETURNS_TO_ONE_CHECKPOINT = 3
-_FEATURE_BYTES = {"bfloat16": 2, "float32": 4}
 
 
 class StopNow(KeyboardInterrupt):
@@ -181,7 +180,7 @@ def _assemble(
         ledger,
         engine,
         reporter,
-        feature_bytes_per_token=shape.feature_size * _FEATURE_BYTES[config.target.feature_dtype],
+        feature_bytes_per_token=shape.feature_size * config.target.feature_number_bytes,
         checkpointer=store,
         holdout=plan_holdout(dataset, held_out, config, stream),
         progress=progress,

@@ -15,7 +15,6 @@ from dflash.pipeline.plans import split_holdout
 
 RECORD_FEATURE_BYTES = 51_200
 """Bytes of features a token on the field record's machine: 5 captured layers x 5,120 wide x 2 bytes."""
-_BYTES_OF = {"bfloat16": 2, "float32": 4}
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ def feature_bytes_per_token(config: RunConfig) -> int:
         shape = DrafterShape.resolve(config.drafter, target_facts(config.target.path))
     except RefusedInput:  # no such target on this machine, which needn't have one
         return RECORD_FEATURE_BYTES
-    return shape.feature_size * _BYTES_OF[config.target.feature_dtype]
+    return shape.feature_size * config.target.feature_number_bytes
 
 
 def _from_dataset(config: RunConfig) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
