@@ -190,18 +190,11 @@ def report_command(
 ) -> None:
     """Write a post-mortem: what changed, when, why, how sure, and what to do."""
     from dflash.report.headline import headline
-    from dflash.report.markdown import render_markdown
-    from dflash.report.page import write_document, write_page
-    from dflash.report.sections import postmortem_page
+    from dflash.report.sections import check_report_name, write_report
 
-    if out.suffix not in (".html", ".md"):
-        raise RefusedInput(f"--out {out}: a report is an .html or an .md file")
+    check_report_name(out)
     post = _investigate(run, baseline, at, runs)
-    page = postmortem_page(post)
-    if out.suffix == ".md":
-        write_document(out, render_markdown(page))
-    else:
-        write_page(out, page)
+    write_report(out, post)
     verdict, sentence = headline(post)
     print_result({"report": str(out), "verdict": verdict, "sentence": sentence}, as_json)
 

@@ -10,8 +10,9 @@ from workbench.app import app
 from workbench.batching_lab import BatchingLab
 from workbench.length_explorer import LengthExplorer
 from workbench.live_charts import LiveCharts
+from workbench.post_mortem import PostMortem
 from workbench.run_console import RunConsole
 from workbench.run_launcher import RunLauncher
 from workbench.run_table import RunTable
 
-__all__ = ["BatchingLab", "LengthExplorer", "LiveCharts", "RunConsole", "RunLauncher", "RunTable", "app"]
+__all__ = ["BatchingLab", "LengthExplorer", "LiveCharts", "PostMortem", "RunConsole", "RunLauncher", "RunTable", "app"]

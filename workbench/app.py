@@ -11,16 +11,17 @@ from dflash.runs.folder import RunFolder, list_runs
 from workbench.batching_lab import BatchingLab
 from workbench.length_explorer import LengthExplorer
 from workbench.live_charts import LiveCharts
+from workbench.post_mortem import PostMortem
 from workbench.run_console import RunConsole
 from workbench.run_launcher import RunLauncher
 from workbench.run_table import RunTable
 from workbench.view import View, shows_errors
 
-TABS = ("lengths", "batching", "launch", "run", "runs")
+TABS = ("lengths", "batching", "launch", "run", "runs", "post-mortem")
 
 
 class Workbench(View):
-    """Explore, batch, launch, steer and compare; see `app`."""
+    """Explore, batch, launch, steer, compare and explain; see `app`."""
 
     def __init__(self, *, data: str | Path | None, config: RunConfig | str | Path | None, runs: str | Path) -> None:
         super().__init__()
@@ -35,6 +36,8 @@ class Workbench(View):
         self.table = RunTable(runs, on_pick=self.compare)
         self._put("launch", self.launcher, "give app(config=...) a config or its YAML file to launch runs from here")
         self.places["runs"].children = [self.table.widget]
+        self.post_mortem = PostMortem(runs=runs)
+        self.places["post-mortem"].children = [self.post_mortem.widget]
         known = list_runs(self.runs) if self.runs.is_dir() else []
         if known:
             self.attach(known[-1], show=False)
@@ -54,7 +57,7 @@ class Workbench(View):
 
     def close(self) -> None:
         """End all views; runs go on."""
-        for view in (*self._views.values(), self.launcher, self.table):
+        for view in (*self._views.values(), self.launcher, self.table, self.post_mortem):
             if view is not None:
                 view.close()
         super().close()
@@ -70,8 +73,10 @@ class Workbench(View):
 
     @shows_errors
     def _open(self) -> None:
-        """Make the views of lengths when they are first looked at: a large data set is not read before."""
+        """Make the views of lengths when they are first looked at: a large data set is not read before. Runs may have come since, too."""
         name = TABS[self.tabs.selected_index or 0]
+        if name == "post-mortem":
+            self.post_mortem.look_again()
         if name not in ("lengths", "batching") or name in self._views:
             return
         if self._source is None:

@@ -6,7 +6,7 @@ import html
 from collections.abc import Sequence
 from typing import Any
 
-from dflash.report.page import shown
+from dflash.report.page import Table, shown
 
 NEVER_BROKEN = 26
 """Characters of a cell that is kept on one line."""
@@ -14,7 +14,9 @@ NEVER_BROKEN = 26
 
 def table_html(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, note: str = "") -> str:
     """Rows under column names, numbers shortened as in reports."""
-    head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
+    numeric = Table(columns, rows).numeric
+    kinds = ["" if at in numeric else ' class="text"' for at in range(len(columns))]
+    head = "".join(f"<th{kind}>{html.escape(column)}</th>" for kind, column in zip(kinds, columns, strict=True))
     body = "".join("<tr>" + "".join(_cell(cell) for cell in row) + "</tr>" for row in rows)
     said = f'<div class="dflash-note">{html.escape(note)}</div>' if note else ""
     return f'<div class="dflash-wide"><table class="dflash-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{said}'

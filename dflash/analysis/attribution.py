@@ -47,6 +47,7 @@ SMALLEST_VARIANCE = 1e-6
 FEWEST_BATCHES = 10
 PADDING_EXPLAINS = 0.80
 LOW_MEMORY_SHARE = 0.05
+MOST_UNEXPLAINED = 0.20
 
 
 @dataclass(frozen=True)
@@ -165,9 +166,17 @@ def _explain(
     if not causes:
         words = f"The rate fell by {-change:.0%} [{-high:.0%}, {-low:.0%}], and no single factor explains it: {bottlenecks['after'].evidence}."
         return Attribution("unclear", words, ruled_out=ruled_out, unexplained=1.0, **common)
-    what = " and ".join(cause.name for cause in causes)
-    words = f"The rate fell by {-change:.0%} [{-high:.0%}, {-low:.0%}] because of {what}: {'; '.join(cause.evidence for cause in causes)}."
+    why = because([cause.name for cause in causes], unexplained)
+    words = f"The rate fell by {-change:.0%} [{-high:.0%}, {-low:.0%}] {why}: {'; '.join(cause.evidence for cause in causes)}."
     return Attribution("regression", words, causes=causes, ruled_out=ruled_out, unexplained=unexplained, **common)
+
+
+def because(names: list[str], unexplained: float) -> str:
+    """ "because of A and B", or how much of the change they explain where that is not most of it."""
+    what = " and ".join(names)
+    if unexplained <= MOST_UNEXPLAINED:
+        return f"because of {what}"
+    return f"in part because of {what} ({1 - unexplained:.0%} of the change is explained)"
 
 
 def _change(old: State, new: State, blocks: list[list[State]]) -> tuple[float, float, float]:

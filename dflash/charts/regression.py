@@ -96,6 +96,9 @@ def draw_factors(factors: Sequence[Cause]) -> go.Figure:
         marker_color=[RED if cause.alone < 0 else BLUE for cause in told], text=[f"{cause.alone:+.0%}" for cause in told], textposition="auto",
     )  # fmt: skip
     figure.update_yaxes(title_text=None)
+    low, high = min(0.0, *(100 * cause.alone for cause in told)), max(0.0, *(100 * cause.alone for cause in told))
+    room = 0.12 * (high - low)  # for the figures that stand beside short bars
+    figure.update_xaxes(range=[low - room, high + room])
     return figure
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dflash.analysis.attribution import because
 from dflash.report.page import Block, Callout, Fact, Facts
 from dflash.report.postmortem import PostMortem
 
@@ -36,10 +37,11 @@ def headline(post: PostMortem) -> tuple[str, str]:
     if high < 0 and value <= -0.05:
         cause = cause_words(post)
         sure = "regression" if post.confirmed else "suspected regression"
-        words = f"Throughput fell by {size}" + (
-            f", because of {cause}" if post.confirmed and cause else f"; {cause}" if cause else "; the cause is unclear"
-        )
-        return sure, words + "."
+        if post.attribution is not None and post.confirmed and cause:
+            why = f", {because([each.name for each in post.attribution.causes], post.attribution.unexplained)}"
+        else:
+            why = f"; {cause}" if cause else "; the cause is unclear"
+        return sure, f"Throughput fell by {size}{why}."
     if low > 0 and value >= 0.05:
         return "improvement", f"Throughput rose by {size}."
     return "steady", f"No change of throughput that can be told from the noise: {value:+.0%} [{low:+.0%}, {high:+.0%}]."
@@ -124,7 +126,8 @@ def _lost(post: PostMortem, rates: tuple[float, float]) -> str:
 
 def _confidence(post: PostMortem) -> str:
     if post.attribution is not None and post.attribution.causes:
-        return f"explains {1 - post.attribution.unexplained:.0%} of the change"
+        share = 1 - post.attribution.unexplained
+        return "explains all of the change" if share >= 0.95 else f"explains {share:.0%} of the change"
     if post.ratio is not None and post.ratio.provisional:
         return "provisional: fewer than 20 rows on a side"
     return "gauges only, no accounts of time" if post.suspicion is not None else ""

@@ -22,7 +22,7 @@ from dflash.analysis.noise import Ratio, compare_rates
 from dflash.analysis.rates import RateSeries, rate_series
 from dflash.analysis.suspects import Suspect, rank_suspects
 from dflash.errors import RefusedInput
-from dflash.runs.folder import RunFolder
+from dflash.runs.folder import RunFolder, write_text
 
 NOTES_FILE = "postmortem.md"
 NEAR_SECONDS = 600.0
@@ -119,6 +119,16 @@ def read_notes(run: RunFolder) -> str:
         return (run.path / NOTES_FILE).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+def write_notes(run: RunFolder, text: str) -> None:
+    """Keep the author's notes in the run's folder; empty text takes them away.
+
+    Raises:
+        RunFailed: the folder can't be written.
+    """
+    if text.strip() or (run.path / NOTES_FILE).exists():
+        write_text(run.path / NOTES_FILE, text.strip() + "\n")
 
 
 def log_lines(post: PostMortem, count: int = 6) -> list[str]:
@@ -218,4 +228,4 @@ def _same_order(comparison: Comparison) -> bool:
     )
 
 
-__all__ = ["Event", "PostMortem", "investigate", "log_lines", "read_notes"]
+__all__ = ["Event", "PostMortem", "investigate", "log_lines", "read_notes", "write_notes"]

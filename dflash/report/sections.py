@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -16,9 +17,11 @@ from dflash.analysis.attribution import Attribution, Cause
 from dflash.analysis.bottleneck import Bottleneck
 from dflash.analysis.jumpiness import loss_rows
 from dflash.charts import regression as charts
+from dflash.errors import RefusedInput
 from dflash.report.counterfactual import Counterfactual, simulate_without
 from dflash.report.headline import advice, cause_words, headline, lead
-from dflash.report.page import Block, Chart, Code, Items, Page, Section, Table, Text
+from dflash.report.markdown import render_markdown
+from dflash.report.page import Block, Chart, Code, Items, Page, Section, Table, Text, write_document, write_page
 from dflash.report.postmortem import PostMortem, log_lines
 
 
@@ -37,6 +40,31 @@ def postmortem_page(post: PostMortem) -> Page:
         sections=[section for section in sections if section.blocks],
         footer="Written by `dflash report`. Every figure is defined in docs/regressions.md.",
     )
+
+
+def write_report(out: Path, post: PostMortem) -> None:
+    """Write the page: an .html file that opens offline, or an .md file for a pull request.
+
+    Raises:
+        RefusedInput: another ending, or `out` is a folder.
+        RunFailed: the file can't be written.
+    """
+    check_report_name(out)
+    page = postmortem_page(post)
+    if out.suffix == ".md":
+        write_document(out, render_markdown(page))
+    else:
+        write_page(out, page)
+
+
+def check_report_name(out: Path) -> None:
+    """Refuse a name that is no report's, before any work is done for it.
+
+    Raises:
+        RefusedInput: neither .html nor .md.
+    """
+    if out.suffix not in (".html", ".md"):
+        raise RefusedInput(f"{out}: a report is an .html or an .md file")
 
 
 def _title(post: PostMortem) -> str:

@@ -55,7 +55,9 @@ def send_command(run: RunFolder, action: str, *, key: str | None = None, value: 
     if action == "set" and not key:
         raise RefusedInput("set needs a key and a value, as in: set pool.policy oldest")
     if not run.is_driven():
-        raise RefusedInput(f"{run.path} is {run.state()}: nobody would read the command; go on with `dflash resume {run.path}`")
+        state = run.state()
+        remedy = "" if state == "finished" else f"; go on with `dflash resume {run.path}`"
+        raise RefusedInput(f"{run.path} is {state}: nobody would read the command{remedy}")
     command = {
         "id": f"{time.time_ns():020d}-{secrets.token_hex(4)}",
         "session": read_json(run.path / "process.json").get("session"),

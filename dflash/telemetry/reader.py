@@ -75,7 +75,11 @@ class Tail:
 
 def read_events(folder: Path, *kinds: str) -> list[dict[str, Any]]:
     """All events of a run so far, of these kinds (all kinds if none is named)."""
-    return [event for event in Tail(folder).new_events() if not kinds or event["event"] in kinds]
+    tail = Tail(folder, kinds=kinds or None, most_bytes=64 * 2**20)
+    events = tail.new_events()
+    while tail.more:
+        events += tail.new_events()
+    return events
 
 
 def event_frame(events: list[dict[str, Any]], kind: str) -> pl.DataFrame:

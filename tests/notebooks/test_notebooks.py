@@ -60,3 +60,13 @@ def test_two_runs_are_compared_and_written_as_a_page(folder):
     execute("04_compare_runs.ipynb", folder)
     assert {"lr-1e-3", "lr-4e-3"} <= {run.name for run in list_runs(folder / "runs")}
     assert (folder / "compare.html").stat().st_size > 1_000_000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_change_made_live_is_explained_afterwards(folder):
+    shown = texts(execute("05_post_mortem.ipynb", folder))
+    assert "'accepted': True" in shown
+    report = (folder / "report.html").read_text()
+    assert "padding went from" in report
+    assert "batching.strategy" in report
