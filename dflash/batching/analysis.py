@@ -24,7 +24,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from dflash.batching.boundaries import bucket_of, length_class_edges, quantile_boundaries
+from dflash.batching.boundaries import bucket_of, count_distinct, length_class_edges, quantile_boundaries
 from dflash.errors import RefusedInput
 
 PERCENTILES = (1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9)
@@ -129,8 +129,7 @@ def count_lengths(source: str | Path, *, group_by: str | None = None, limit: int
 
 def table_of(lengths: NDArray[np.integer], source: str = "lengths") -> LengthTable:
     """The table of lengths that are at hand [samples], all of them 1 or more."""
-    values, counts = np.unique(lengths, return_counts=True)
-    return LengthTable(source, {_EVERYTHING: LengthCounts(values.astype(np.int64), counts.astype(np.int64))}, None, {})
+    return LengthTable(source, {_EVERYTHING: LengthCounts(*count_distinct(lengths))}, None, {})
 
 
 def summary(counts: LengthCounts) -> dict[str, Any]:

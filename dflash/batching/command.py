@@ -1,4 +1,4 @@
-"""What `dflash plan` and `dflash boundaries` do: a file of lengths in, plain values out, ready for JSON."""
+"""What `dflash plan` does: a file of lengths in, plain values out, ready for JSON."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dflash.batching.boundaries import optimal_boundaries
 from dflash.batching.figures import plan_figures
 from dflash.batching.plan import plan_epoch
 from dflash.batching.tables import write_plan
@@ -42,28 +41,3 @@ def plan_command(
     if out is not None:
         write_plan(plan, out)
     return {**plan_figures(plan, lengths, settings, neighbour).as_dict(), "plan_seconds": seconds}
-
-
-def boundaries_command(
-    source: str | Path, settings: BatchingConfig, *, buckets: int, limit: int | None = None, attention: float = 0.0
-) -> dict[str, Any]:
-    """Place the boundaries of `buckets` length buckets where they cost least.
-
-    Args:
-        source: as `plan_command`.
-        settings: token_budget, max_rows and seed of the bucketed plan that is measured.
-        buckets: K.
-        limit: the last boundary, in tokens; None: the longest length.
-        attention: as `optimal_boundaries`.
-
-    Returns:
-        boundaries (K + 1 numbers from 0 to the limit) and padding_efficiency (of epoch 0, planned with them).
-
-    Raises:
-        RefusedInput: lengths that can't be read or planned, a limit below the longest, more buckets than distinct lengths.
-    """
-    lengths = read_lengths(source)
-    boundaries = optimal_boundaries(lengths, buckets, limit, attention=attention)
-    bucketed = settings.model_copy(update={"strategy": "bucketed", "order": "random", "boundaries": boundaries})
-    figures = plan_figures(plan_epoch(lengths, bucketed, epoch=0, window=1), lengths, bucketed)
-    return {"boundaries": boundaries, "padding_efficiency": figures.padding_efficiency}

@@ -85,6 +85,20 @@ def count_batches(lengths: ArrayLike, settings: BatchingConfig, *, epoch: int, s
     return draw_membership(chosen, settings, epoch=epoch).offsets.size - 1
 
 
+def planned_efficiency(lengths: ArrayLike, settings: BatchingConfig, *, epoch: int, sample_ids: ArrayLike | None = None) -> float:
+    """Padding efficiency of what `plan_epoch` would make with the same arguments; the order of the batches changes nothing of it.
+
+    Raises:
+        RefusedInput: as `plan_epoch`.
+    """
+    chosen, _ = _choose(lengths, settings, sample_ids)
+    membership = draw_membership(chosen, settings, epoch=epoch)
+    if settings.strategy == "packed":
+        return 1.0
+    longest = np.maximum.reduceat(chosen[membership.rows], membership.offsets[:-1]).astype(np.int64)
+    return int(chosen.sum(dtype=np.int64)) / int(longest @ np.diff(membership.offsets))
+
+
 def _order(
     lengths: NDArray[np.int32], membership: Membership, settings: BatchingConfig, epoch: int, window: int, lead: int
 ) -> NDArray[np.int64]:

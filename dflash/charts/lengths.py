@@ -1,6 +1,6 @@
 """Charts of lengths: histogram of samples and of tokens, cumulative shares, boundaries on them, efficiency against the number of buckets.
 
-Pure functions of the frames that `dflash.batching.analysis` and `boundary_curve` make.
+Pure functions of the frames that `dflash.batching.analysis` and `boundary_curves` make.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ Three rules. `optimal` minimises what training pays (see `batching.boundaries`);
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,20 +13,10 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from dflash.batching.analysis import table_of
-from dflash.batching.boundaries import (
-    boundary_curve,
-    bucket_efficiency,
-    length_class_edges,
-    optimal_boundaries,
-    quantile_boundaries,
-)
-from dflash.batching.figures import padded_tokens
-from dflash.batching.plan import plan_epoch
+from dflash.batching.boundaries import boundary_curves, bucket_efficiency, count_distinct
+from dflash.batching.plan import planned_efficiency
 from dflash.config import BatchingConfig
 from dflash.errors import RefusedInput
-
-CURVE_SAMPLES = 100_000
 
 
 @dataclass(frozen=True)
@@ -38,8 +27,7 @@ class BoundaryAdvice:
         boundaries: K + 1 numbers from 0 to the limit, by the optimal rule.
         padding_efficiency: of epoch 0, planned with them in the token budget.
         attention: as `optimal_boundaries`.
-        curve: columns rule, buckets, padding_efficiency (each row padded to the longest of its bucket: the bound that is minimised), on
-            every n-th length when there are more than 100,000.
+        curve: columns rule, buckets, padding_efficiency (each row padded to the longest of its bucket: the bound that is minimised).
         rules: per rule (and `by_hand`): boundaries, padding_efficiency of the plan.
     """
 
@@ -78,14 +66,10 @@ def advise_boundaries(
     Raises:
         RefusedInput: as `optimal_boundaries`; boundaries by hand that don't cover the longest row.
     """
-    distinct = int(np.unique(lengths).size)
+    distinct = count_distinct(lengths)[0].size
     most = min(most_buckets or max(2 * buckets, 8), distinct)
-    found = optimal_boundaries(lengths, buckets, limit, attention=attention)
-    chosen: dict[str, list[int]] = {
-        "optimal": found,
-        "quantile": quantile_boundaries(lengths, buckets),
-        "equal_tokens": length_class_edges(lengths, buckets).tolist(),
-    }
+    curves = boundary_curves(lengths, max(most, buckets), limit, attention=attention)
+    chosen = {rule: curve[buckets - 1][0] for rule, curve in curves.items()}
     if by_hand is not None:
         if by_hand[-1] < int(lengths.max()):
             over = int(np.count_nonzero(lengths > by_hand[-1]))
@@ -96,24 +80,13 @@ def advise_boundaries(
         chosen["by_hand"] = by_hand
     efficiency = {rule: _planned(lengths, settings, each) for rule, each in chosen.items()}
     rules = {rule: {"boundaries": each, "padding_efficiency": efficiency[rule]} for rule, each in chosen.items()}
-    return BoundaryAdvice(found, efficiency["optimal"], attention, _curve(lengths, most, attention, by_hand), rules)
+    rows = [(rule, k + 1, curve[k][1]) for rule, curve in curves.items() for k in range(most)]
+    if by_hand is not None:
+        rows.append(("by_hand", len(by_hand) - 1, bucket_efficiency(lengths, by_hand)))
+    frame = pl.DataFrame(rows, schema=["rule", "buckets", "padding_efficiency"], orient="row")
+    return BoundaryAdvice(chosen["optimal"], efficiency["optimal"], attention, frame, rules)
 
 
 def _planned(lengths: NDArray[np.int32], settings: BatchingConfig, boundaries: list[int]) -> float:
-    bucketed = settings.model_copy(update={"strategy": "bucketed", "order": "random", "boundaries": boundaries})
-    plan = plan_epoch(lengths, bucketed, epoch=0, window=1)
-    return int(lengths.sum(dtype=np.int64)) / int(padded_tokens(plan, lengths).sum())
-
-
-def _curve(lengths: NDArray[np.int32], most: int, attention: float, by_hand: list[int] | None) -> pl.DataFrame:
-    lengths = table_of(lengths).whole.thinned(CURVE_SAMPLES)
-    rows = [("optimal", k + 1, efficiency) for k, (_, efficiency) in enumerate(boundary_curve(lengths, most, attention=attention))]
-    simple: dict[str, Callable[[int], list[int]]] = {
-        "quantile": lambda k: quantile_boundaries(lengths, k),
-        "equal_tokens": lambda k: length_class_edges(lengths, k).tolist(),
-    }
-    for rule, place in simple.items():
-        rows += [(rule, k, bucket_efficiency(lengths, place(k))) for k in range(1, most + 1)]
-    if by_hand is not None:
-        rows.append(("by_hand", len(by_hand) - 1, bucket_efficiency(lengths, by_hand)))
-    return pl.DataFrame(rows, schema=["rule", "buckets", "padding_efficiency"], orient="row")
+    bucketed = settings.model_copy(update={"strategy": "bucketed", "boundaries": boundaries})
+    return planned_efficiency(lengths, bucketed, epoch=0)

@@ -9,10 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from dflash.batching.figures import padded_tokens
-from dflash.batching.plan import plan_epoch
+from dflash.batching.plan import planned_efficiency
 from dflash.config import RunConfig, build_config
 from dflash.errors import RefusedInput
 from dflash.predict.plans import workload_of
@@ -87,8 +84,7 @@ def effect_of(config: RunConfig, key: str, value: Any, workload: Workload) -> Ch
         ran = simulate(bare, hours=HOURS, workload=workload_of(lengths, bare, workload.source))
         rates.append(ran.ktok_s)
         deadlock = ran.deadlock
-        plan = plan_epoch(lengths, each.batching, epoch=0, window=each.window)
-        efficiencies.append(int(lengths.sum(dtype=np.int64)) / int(padded_tokens(plan, lengths).sum()))
+        efficiencies.append(planned_efficiency(lengths, each.batching, epoch=0))
         mixes.append(ran.mix.get("vr", {}).get("32"))
     section, _, name = key.partition(".")
     return ChangeEffect(

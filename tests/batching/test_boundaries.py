@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash.batching.boundaries import (
-    boundary_curve,
+    boundary_curves,
     bucket_efficiency,
     bucket_of,
+    count_distinct,
     length_class_edges,
     optimal_boundaries,
     quantile_boundaries,
@@ -50,12 +51,15 @@ def test_optimal_boundaries_cost_no_more_than_any_others(lengths, buckets, atten
 
 def test_the_curve_holds_the_optimum_of_each_number_of_buckets_and_rises():
     lengths = np.random.default_rng(0).lognormal(5, 0.7, 4000).astype(np.int32) + 1
-    curve = boundary_curve(lengths, 12)
+    curves = boundary_curves(lengths, 12)
+    curve = curves["optimal"]
     assert [len(found) - 1 for found, _ in curve] == list(range(1, 13))
     assert [efficiency for _, efficiency in curve] == sorted(efficiency for _, efficiency in curve)
     for buckets in (1, 5, 12):
         assert curve[buckets - 1][0] == optimal_boundaries(lengths, buckets)
-    assert curve[5][1] > bucket_efficiency(lengths, quantile_boundaries(lengths, 6))
+    assert curves["quantile"][5] == (quantile_boundaries(lengths, 6), bucket_efficiency(lengths, quantile_boundaries(lengths, 6)))
+    assert curves["equal_tokens"][5][0] == length_class_edges(lengths, 6).tolist()
+    assert curve[5][1] > max(curves["quantile"][5][1], curves["equal_tokens"][5][1])
 
 
 def test_the_attention_term_moves_boundaries_towards_long_rows():
@@ -68,6 +72,21 @@ def test_as_many_buckets_as_lengths_pad_nothing():
     lengths = np.array([4, 9, 9, 2])
     assert optimal_boundaries(lengths, 3) == [0, 2, 4, 9]
     assert bucket_efficiency(lengths, [0, 2, 4, 9]) == 1.0
+
+
+@given(st.lists(st.integers(-3, 90_000), max_size=50), st.sampled_from([np.int32, np.int64]))
+def test_distinct_lengths_are_counted_as_numpy_counts_them(values, kind):
+    lengths = np.array(values, kind)
+    expected = np.unique(lengths, return_counts=True)
+    assert all(np.array_equal(found, right) for found, right in zip(count_distinct(lengths), expected, strict=True))
+
+
+@given(st.lists(st.integers(0, 70), min_size=40, max_size=80), st.sets(st.integers(1, 60), max_size=5))
+def test_looking_buckets_up_in_a_table_is_the_same_as_searching(values, inner):
+    boundaries = [0, *sorted(inner), 61]
+    for kind in (np.uint8, np.uint16, np.int32, np.int64):
+        lengths = np.array(values, kind)
+        assert bucket_of(lengths, boundaries).tolist() == [sum(edge < each for edge in boundaries[1:-1]) for each in values]
 
 
 @given(few_lengths, st.integers(1, 9))

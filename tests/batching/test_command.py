@@ -1,4 +1,4 @@
-"""`dflash plan` and `dflash boundaries` as functions: their keys, their values, the file."""
+"""`dflash plan` as a function: its keys, its values, the file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dflash.batching.command import boundaries_command, plan_command
+from dflash.batching.command import plan_command
 from dflash.batching.figures import plan_figures
 from dflash.batching.plan import plan_epoch
 from dflash.config import BatchingConfig
@@ -40,16 +40,3 @@ def test_the_command_returns_the_contract_and_writes_the_plan(lengths_file, tmp_
 def test_a_row_over_the_budget_is_refused(lengths_file):
     with pytest.raises(RefusedInput, match=r"batching\.token_budget=64"):
         plan_command(lengths_file[0], BatchingConfig(token_budget=64), window=8)
-
-
-def test_the_boundaries_found_pad_less_than_equal_shares(lengths_file):
-    path, _ = lengths_file
-    settings = BatchingConfig(token_budget=4096)
-    found = boundaries_command(path, settings, buckets=6, limit=1024)
-    assert found.keys() == {"boundaries", "padding_efficiency"}
-    assert len(found["boundaries"]) == 7
-    assert (found["boundaries"][0], found["boundaries"][-1]) == (0, 1024)
-    equal_shares = plan_command(path, BatchingConfig(strategy="bucketed", token_budget=4096), window=1)
-    assert found["padding_efficiency"] > equal_shares["padding_efficiency"]
-    with pytest.raises(RefusedInput, match="limit=500"):
-        boundaries_command(path, settings, buckets=6, limit=500)
