@@ -235,6 +235,9 @@ class SimulationConfig(Section):
         0.0, description="s an anchor and token of its row: a block's attention to its context"
     )
     drafter_metrics: Seconds = Field(0.0, description="s more a batch with metrics")
+    evaluation_share: Seconds = Field(
+        1 / 3, description="share of a training batch's seconds that evaluating a held-out one takes: no backward pass"
+    )
     step_fixed: Seconds = Field(0.5, description="s an optimiser step, every drafter busy with it")
     step_per_drafter: Seconds = Field(0.0, description="s more for each drafter beyond the first: adding up gradients")
     checkpoint_seconds: Seconds = Field(0.0, description="s drafter 0 spends on writing a checkpoint")

@@ -25,7 +25,7 @@ from dflash.pipeline.evaluation import EvaluationPass
 from dflash.pipeline.jobs import Completion, Engine, Evaluate, Job, PlannedBatch, Prefetch, Produce, Save, Step, Train
 from dflash.pipeline.ledger import BatchId, BatchState, Ledger
 from dflash.pipeline.plans import PlanStream
-from dflash.pipeline.reports import Checkpointer, Listener, Progress, StepReport, Trained, Window
+from dflash.pipeline.reports import Checkpointer, Listener, Passage, Progress, StepReport, Trained, Window
 from dflash.pipeline.schedule import learning_rate
 from dflash.pool.policies import POLICIES, PolicyState
 from dflash.pool.pool import FeaturePool, PoolItem
@@ -75,7 +75,8 @@ class Coordinator:
         self.ready: deque[tuple[PlannedBatch, float]] = deque()
         self.evaluation: EvaluationPass | None = None
         self._batches: dict[BatchId, PlannedBatch] = {}
-        self._seconds: dict[BatchId, dict[str, float]] = {}
+        self.passages: dict[BatchId, Passage] = {}
+        self._turns = 0
         self._ended: dict[type[Job], Completion] = {}
         self._losses = 0
         self.crew = Crew(engine)
@@ -164,10 +165,10 @@ class Coordinator:
         self.evaluation = EvaluationPass(self.holdout, self.engine.drafters)
         while not self.evaluation.complete:
             self._turn()
-        result = merged(self.evaluation.results)
+        result, drafter_seconds = merged(self.evaluation.results), self.evaluation.drafter_seconds
         self.evaluation = None
         conversations = sum(batch.rows for batch in self.holdout)
-        self.listener.evaluated(self.progress.step, result, conversations, self.engine.now() - started)
+        self.listener.evaluated(self.progress.step, result, conversations, self.engine.now() - started, drafter_seconds)
 
     def _checkpoint(self) -> None:
         self.checkpoint_requested = False
@@ -210,6 +211,7 @@ class Coordinator:
     # ---- one turn of the loop
 
     def _turn(self) -> None:
+        self._turns += 1
         if not self.paused:
             self._feed_prefetch()
             self._feed_targets()
@@ -219,7 +221,7 @@ class Coordinator:
         if not self.crew.under_way and policy_wait is None and not self.paused:
             raise Deadlock(self._who_waits_for_what())
         completions = self.engine.wait(_shorter(policy_wait, self.engine.longest_wait_seconds))
-        for completion in completions:
+        for completion in sorted(completions, key=_plan_place):  # in which order an engine tells them is chance
             self._handle(completion)
         self.listener.turned(self)
 
@@ -281,7 +283,8 @@ class Coordinator:
             self.policy_state.note_pull(item, drafter)
             self.ledger.advance(item.key, BatchState.TAKEN)
             self.queues["pool"].get(item.bucket, now, item.arrived)
-            self._seconds[item.key]["residence"] = now - item.arrived
+            self.passages[item.key].seconds["residence"] = now - item.arrived
+            self.passages[item.key].turns.append(self._turns)
         return item
 
     def _handle(self, completion: Completion) -> None:
@@ -294,17 +297,18 @@ class Coordinator:
                 self._ended[type(job)] = completion
             case Evaluate(batch=batch):
                 assert self.evaluation is not None
-                self.evaluation.results.append(completion.result)
+                self.evaluation.evaluated(completion)
                 self.engine.forget(batch.id)
             case Prefetch(batch=batch) | Produce(batch=batch) if self.evaluation and batch.id.epoch < 0:
                 self.evaluation.advance(job)
             case Prefetch(batch=batch):
-                self._seconds[batch.id] = {"prefetch": completion.busy_seconds}
+                self.passages[batch.id] = Passage({"prefetch": completion.busy_seconds}, [self._turns])
                 self.ready.append((batch, now))
                 self.queues["prefetch"].put(0, now)
             case Produce():
                 batch = self._batches[job.batch.id]  # its bucket may have changed since the job was given out
-                self._seconds[batch.id]["target"] = completion.busy_seconds
+                self.passages[batch.id].seconds["target"] = completion.busy_seconds
+                self.passages[batch.id].turns.append(self._turns)
                 self.ledger.advance(batch.id, BatchState.POOLED)
                 self.pool.put(PoolItem(batch.id, batch.bucket, batch.tokens, self._feature_bytes(batch), now))
                 self.queues["pool"].put(batch.bucket, now)
@@ -313,8 +317,9 @@ class Coordinator:
 
     def _trained(self, batch: PlannedBatch, drafter: int, completion: Completion) -> None:
         assert self.window is not None
-        seconds = {**self._seconds.pop(batch.id), "drafter": completion.busy_seconds}
-        trained = Trained(self._batches.pop(batch.id), drafter, completion.result, seconds)
+        passage = self.passages.pop(batch.id)
+        seconds, turns = {**passage.seconds, "drafter": completion.busy_seconds}, [*passage.turns, self._turns]
+        trained = Trained(self._batches.pop(batch.id), drafter, completion.result, seconds, turns)
         self.window.done.append(trained)
         self.engine.forget(batch.id)
         self.listener.trained(trained)
@@ -335,7 +340,7 @@ class Coordinator:
             return self.evaluation.read_again(batch)
         if isinstance(job, Produce):
             self.pool.cancel(batch.id)
-        self._seconds.pop(batch.id, None)
+        self.passages.pop(batch.id, None)
         del self._batches[batch.id]
         self.stream.give_back(batch.id)
 
@@ -381,6 +386,12 @@ class Coordinator:
                 f"pool.capacity_bytes={capacity_bytes:,} is smaller than the features of the largest batch "
                 f"({largest:,} bytes): raise it, or lower batching.token_budget"
             )
+
+
+def _plan_place(completion: Completion) -> tuple[int, ...]:
+    """Plan order of completions; steps and checkpoints first."""
+    job = completion.job
+    return () if isinstance(job, Step | Save) else job.batch.id
 
 
 def _shorter(one: float | None, other: float | None) -> float | None:

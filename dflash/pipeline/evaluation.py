@@ -9,8 +9,31 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
+from dflash.batching.plan import plan_epoch
+from dflash.config import BatchingConfig
 from dflash.model.results import BatchResult
-from dflash.pipeline.jobs import Evaluate, PlannedBatch, Prefetch, Produce
+from dflash.pipeline.jobs import Completion, PlannedBatch, Prefetch, Produce
+from dflash.pipeline.plans import PlanStream
+
+
+def plan_holdout(stream: PlanStream, loss_tokens: NDArray[np.integer], held_out: NDArray[np.int64]) -> list[PlannedBatch]:
+    """Held-out batches: sorted by length for little padding, small enough that one never holds up the pipeline for long.
+
+    Args:
+        stream: the run's plans; it has the lengths and the token budget.
+        loss_tokens: of every sample [all samples]; one with none that can be drafted is left out.
+        held_out: ids of the samples, ascending.
+    """
+    usable = held_out[loss_tokens[held_out] > 1]
+    if not len(usable):
+        return []
+    budget = max(int(stream.lengths[usable].max()), stream.config.batching.token_budget // 4)
+    settings = BatchingConfig(strategy="sorted", order="random", token_budget=budget)
+    plan = plan_epoch(stream.lengths, settings, epoch=0, window=1, sample_ids=usable)
+    return stream.describe_plan(plan, epoch=-1)
 
 
 @dataclass
@@ -20,6 +43,7 @@ class EvaluationPass:
     batches: list[PlannedBatch]
     drafters: int
     results: list[BatchResult] = field(default_factory=list)
+    drafter_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         self._unread = deque(self.batches)
@@ -47,11 +71,16 @@ class EvaluationPass:
         """A batch for a free drafter."""
         return self._featured.popleft() if self._featured else None
 
+    def evaluated(self, ended: Completion) -> None:
+        """A drafter is done with a batch."""
+        self.results.append(ended.result)
+        self.drafter_seconds += ended.busy_seconds
+
     def read_again(self, batch: PlannedBatch) -> None:
         """A worker was lost with the batch: it starts anew."""
         self._unread.appendleft(batch)
         self._held -= 1
 
-    def advance(self, ended: Prefetch | Produce | Evaluate) -> None:
-        """A stage is done with a batch."""
+    def advance(self, ended: Prefetch | Produce) -> None:
+        """A stage before the drafter is done with a batch."""
         (self._read if isinstance(ended, Prefetch) else self._featured).append(ended.batch)

@@ -89,6 +89,7 @@ class RunReporter:
             loss=result.loss,
             accuracy=result.accuracy,
             streak=result.streak,
+            turns=trained.turns,
             **{f"{stage}_seconds": spent for stage, spent in trained.seconds.items()},
         )
 
@@ -124,7 +125,7 @@ class RunReporter:
         if report.result.skipped:
             self.warn(f"step {report.step} skipped: {report.result.reason}")
 
-    def evaluated(self, step: int, result: BatchResult, conversations: int, seconds: float) -> None:
+    def evaluated(self, step: int, result: BatchResult, conversations: int, seconds: float, drafter_seconds: float) -> None:
         """A held-out evaluation ended."""
         self.held_out, metrics = result, result.metrics
         self.recorder.record(
@@ -138,6 +139,7 @@ class RunReporter:
             acceptance_length=result.acceptance_length,
             blocks=metrics.blocks if metrics else 0,
             evaluation_seconds=seconds,
+            drafter_seconds=drafter_seconds,
         )
         self.show(
             f"evaluation at step {step}: loss={result.loss:.4f} acc={result.accuracy or 0:.4f} "
@@ -188,9 +190,10 @@ class RunReporter:
         )
 
     def close(self, coordinator: Coordinator) -> None:
-        """The session is over: a last sample and a last line, so that the shortest run has one of each."""
+        """The session is over: a last sample and a last line, so that the shortest run has one of each; and what was under way."""
         now = coordinator.engine.now()
         self.sample(coordinator, now)
+        self.recorder.record("left", batches={str(batch): passage.turns for batch, passage in coordinator.passages.items()})
         self.show(format_line(self.line(coordinator, now)))
 
     def line(self, coordinator: Coordinator, now: float) -> ConsoleLine:

@@ -12,14 +12,26 @@ if TYPE_CHECKING:
     from dflash.pipeline.coordinator import Coordinator
 
 
+@dataclass
+class Passage:
+    """A batch's way through the stages so far: the seconds each took, and in which turn of the coordinator it was read, produced, pulled.
+
+    Turns tell the order of things exactly, where clocks of several processes don't; a replay needs nothing else.
+    """
+
+    seconds: dict[str, float]
+    turns: list[int]
+
+
 @dataclass(frozen=True)
 class Trained:
-    """One batch done by a drafter, with the seconds each stage took."""
+    """One batch done by a drafter, with the seconds each stage took and the turns it was read, produced, pulled and trained in."""
 
     batch: PlannedBatch
     drafter: int
     result: BatchResult
     seconds: dict[str, float]
+    turns: list[int]
 
 
 @dataclass(frozen=True)
@@ -63,8 +75,8 @@ class Listener(Protocol):
     def stepped(self, report: StepReport) -> None:
         """An optimiser step was taken (or skipped), and its batches are committed."""
 
-    def evaluated(self, step: int, result: BatchResult, conversations: int, seconds: float) -> None:
-        """A held-out evaluation ended."""
+    def evaluated(self, step: int, result: BatchResult, conversations: int, seconds: float, drafter_seconds: float) -> None:
+        """A held-out evaluation ended: seconds it took, and seconds that drafters were busy with it."""
 
     def lost(self, worker: str, reason: str, step: int) -> None:
         """A worker died or hung; its job is done again."""

@@ -9,6 +9,9 @@ seconds of a run whose jobs outnumber its cores are divided by that ratio, and t
 again. Runs that fit their cores (one target and one drafter on two cores, say) need no such correction and calibrate best.
 
 The first optimiser window of each run is left out: compilers, caches and allocators are still warming up.
+
+Evaluation is told as the share of a training batch's seconds that drafters spend on a held-out one, where a run evaluated and its data set
+is at hand.
 """
 
 from __future__ import annotations
@@ -23,7 +26,12 @@ from numpy.typing import NDArray
 
 from dflash.config import RunConfig
 from dflash.errors import RefusedInput
-from dflash.predict.costs import About, CostsFile, Term, device_name, drafter_summary
+from dflash.pipeline.engines.simulated import CostModel
+from dflash.pipeline.evaluation import plan_holdout
+from dflash.pipeline.jobs import Train
+from dflash.pipeline.ledger import Ledger
+from dflash.pipeline.plans import PlanStream
+from dflash.predict.costs import UNKNOWN_EVALUATION, About, CostsFile, Term, cost_model, device_name, drafter_summary
 from dflash.predict.regression import Fit, FittedTerm, fit_terms
 from dflash.predict.workload import load_workload
 from dflash.runs.folder import RunFolder
@@ -47,6 +55,7 @@ class RunCosts:
         step_seconds: of each optimiser step but the first [steps].
         copy_seconds: a job's messages and copies, mean.
         checkpoint_seconds: of a checkpoint, mean; None when none was written.
+        evaluation_seconds: of drafters, an evaluation each, but the first (it warms up).
         sharing: jobs under way per core, at least 1; its seconds are divided by it already.
     """
 
@@ -57,6 +66,7 @@ class RunCosts:
     step_seconds: Array
     copy_seconds: float
     checkpoint_seconds: float | None
+    evaluation_seconds: list[float]
     sharing: float
 
 
@@ -91,6 +101,9 @@ def calibrate(runs: Sequence[RunFolder]) -> Calibration:
     checkpoints = [run.checkpoint_seconds for run in read if run.checkpoint_seconds is not None]
     if checkpoints:
         terms["checkpoint_seconds"] = _measured(checkpoints)
+    shares = _evaluation_shares(read, cost_model({name: term.value for name, term in terms.items()}, 0.0))
+    if shares:
+        terms["evaluation_share"] = _measured(shares)
     spread = float(np.mean([fits[stage].spread for stage in ("target", "drafter")]))
     first = read[0]
     device = device_name(_device(first), first.machine)
@@ -104,7 +117,12 @@ def calibrate(runs: Sequence[RunFolder]) -> Calibration:
         for stage, fit in fits.items()
     }
     shared = [f"{run.name}: {run.sharing:.1f} jobs a core; its seconds were divided by that" for run in read if run.sharing > 1.05]
-    return Calibration(file, stages, [_why_unknown(term) for fit in fits.values() for term in fit.terms if not term.known], shared)
+    unknown = [_why_unknown(term) for fit in fits.values() for term in fit.terms if not term.known]
+    if not shares:
+        unknown.append(
+            f"evaluation_share can't be told (no run evaluated twice with its data at hand); {UNKNOWN_EVALUATION:.2f} is taken"
+        )
+    return Calibration(file, stages, unknown, shared)
 
 
 def read_run(run: RunFolder) -> RunCosts:
@@ -114,7 +132,7 @@ def read_run(run: RunFolder) -> RunCosts:
         RefusedInput: it was simulated, or has too few batches.
     """
     config, machine = run.config(), run.manifest().get("sessions", [{}])[-1].get("machine", {})
-    events = read_events(run.events, "batch", "step", "sample", "checkpoint")
+    events = read_events(run.events, "batch", "step", "sample", "checkpoint", "evaluation")
     batches, steps = event_frame(events, "batch"), event_frame(events, "step")
     if steps.height > 1:
         batches = batches.filter(pl.col("time") > steps["time"].min())
@@ -144,6 +162,7 @@ def read_run(run: RunFolder) -> RunCosts:
         step_seconds=steps.sort("step")["step_seconds"].to_numpy()[1:].astype(np.float64),
         copy_seconds=copy_seconds if config.pipeline.engine == "ray" else 0.0,
         checkpoint_seconds=checkpoint_seconds / saved if saved and checkpoint_seconds else None,
+        evaluation_seconds=[event["drafter_seconds"] / sharing for event in events if event["event"] == "evaluation"][1:],
         sharing=sharing,
     )
 
@@ -170,6 +189,25 @@ def _from_samples(samples: list[dict[str, Any]]) -> tuple[float, float, float]:
         sum(worker["busy_seconds"] for worker in workers) / max(wall, 1e-9),
         sum(worker["checkpoint_seconds"] for worker in workers),
     )
+
+
+def _evaluation_shares(runs: list[RunCosts], model: CostModel) -> list[float]:
+    """For each evaluation, its seconds over those of training on the same batches."""
+    shares: list[float] = []
+    for run in runs:
+        if not run.evaluation_seconds:
+            continue
+        try:
+            workload = load_workload(run.config)
+        except RefusedInput:
+            continue
+        stream = PlanStream(workload.lengths, workload.kept, run.config, Ledger())
+        batches = plan_holdout(stream, workload.supervised, workload.held_out)
+        budget = run.config.evaluation.anchors
+        jobs = [Train(0, batch, budget, with_metrics=True) for batch in batches]
+        trained = sum(model.seconds(job, workload.blocks.of(job.batch.samples, budget)) for job in jobs)
+        shares += [seconds / trained for seconds in run.evaluation_seconds if trained > 0]
+    return shares
 
 
 def _fit_prefetch(runs: list[RunCosts]) -> Fit:

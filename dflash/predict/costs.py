@@ -29,6 +29,8 @@ from dflash.runs.folder import write_text
 
 TERMS = tuple(field.name for field in fields(CostModel) if field.name not in ("noise", "drafters"))
 RECORD = "the config's own terms"
+UNKNOWN_EVALUATION = CostModel.evaluation_share
+"""Taken where no run has told: of three passes over the weights, forward and twice as much backward, one."""
 
 
 class Term(BaseModel):
@@ -62,7 +64,7 @@ class CostsFile(BaseModel):
     terms: dict[str, Term]
 
     def model(self) -> CostModel:
-        """The terms as a cost model; a term that isn't there is 0."""
+        """The terms as a cost model; see `cost_model` on a term that isn't there."""
         return cost_model({name: term.value for name, term in self.terms.items()}, self.noise)
 
 
@@ -96,8 +98,9 @@ def resolve_costs(config: RunConfig) -> ResolvedCosts:
 
 
 def cost_model(terms: dict[str, float], noise: float) -> CostModel:
-    """The cost model with these terms; one that isn't named is 0."""
-    values: dict[str, Any] = {name: terms.get(name, 0.0) for name in TERMS}
+    """The cost model with these terms; one that isn't named is 0, but for the share that evaluation takes, which is a third."""
+    values: dict[str, Any] = {"evaluation_share": UNKNOWN_EVALUATION, **terms}
+    values = {name: values.get(name, 0.0) for name in TERMS}
     return CostModel(**values, noise=noise)
 
 

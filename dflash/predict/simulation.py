@@ -4,7 +4,8 @@
 full by then) and the end of the last one simulated. Its interval is the 95% one of the mean of ten blocks of consecutive steps (batch means,
 Student's t): what another seed of the noise, or another hour of the run, would give. It holds none of the doubt about costs.
 
-Only the first `hours` are simulated, since a run is alike all along; a run that ends sooner is simulated whole. Held-out evaluation isn't.
+Only the first `hours` are simulated, since a run is alike all along; a run that ends sooner is simulated whole. Held-out evaluation takes
+place every `evaluation.every` steps, as it does in a run, and its time counts.
 A deadlock is a result, not an error: Ktok/s is 0 then, and `deadlock` says which worker waits for what.
 """
 
@@ -24,6 +25,7 @@ from dflash.config import RunConfig
 from dflash.model.results import BatchResult
 from dflash.pipeline.coordinator import Coordinator, Deadlock
 from dflash.pipeline.engines.simulated import CostModel, SimulatedEngine
+from dflash.pipeline.evaluation import plan_holdout
 from dflash.pipeline.jobs import PlannedBatch, Save
 from dflash.pipeline.ledger import Ledger
 from dflash.pipeline.plans import PlanStream
@@ -54,7 +56,7 @@ class Simulation:
         mix: vr and chi of the batches in the order they were committed, keyed by batches a window.
         padding_efficiency: real over padded tokens of the batches committed.
         hours, steps, batches, tokens: what was simulated.
-        stages: seconds a batch takes (mean): prefetch, target, drafter; and step.
+        stages: seconds a batch takes (mean): prefetch, target, drafter; and step, and evaluation (each, when there was one).
         events_per_minute: batch events (a batch read, produced, trained) simulated per minute of this machine.
         lengths, costs: where they are from, in words.
         warnings: what to doubt.
@@ -89,17 +91,13 @@ class Watcher:
     steps: list[tuple[float, int]] = field(default_factory=list)
     """End of each step in seconds, and the real tokens it committed."""
     windows: list[list[PlannedBatch]] = field(default_factory=list)
-    pulled: list[tuple[float, int, str]] = field(default_factory=list)
-    """When a drafter pulled a batch, a running number, and the batch's id."""
+    evaluations: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     peak_bytes: int = 0
     coordinator: Coordinator | None = None
 
     def trained(self, trained: Trained) -> None:
         """A drafter finished a batch."""
-        assert self.coordinator is not None
-        began = self.coordinator.engine.now() - trained.seconds["drafter"]
-        self.pulled.append((began, len(self.pulled), str(trained.batch.id)))
         for stage, spent in trained.seconds.items():
             self.seconds[stage] = self.seconds.get(stage, 0.0) + spent
 
@@ -114,8 +112,10 @@ class Watcher:
         if now >= self.stop_at_seconds and len(self.steps) >= FEWEST_STEPS:
             self.coordinator.stop_requested = True
 
-    def evaluated(self, step: int, result: BatchResult, conversations: int, seconds: float) -> None:
-        """Nothing is evaluated in a simulation."""
+    def evaluated(self, step: int, result: BatchResult, conversations: int, seconds: float, drafter_seconds: float) -> None:
+        """A held-out evaluation ended."""
+        self.evaluations += 1
+        self.seconds["evaluation"] = self.seconds.get("evaluation", 0.0) + seconds
 
     def lost(self, worker: str, reason: str, step: int) -> None:
         """No worker is lost in a simulation."""
@@ -179,18 +179,21 @@ def build(
         costs.model,
         config.simulation.seed,
         blocks=workload.blocks,
+        evaluation_anchors=config.evaluation.anchors,
         feature_bytes_per_token=workload.feature_bytes_per_token,
         cores=costs.cores,
         serial=config.pipeline.engine == "inline",
     )
+    stream = PlanStream(workload.lengths, workload.kept, config, ledger)
     watcher.coordinator = coordinator = Coordinator(
         config,
-        PlanStream(workload.lengths, workload.kept, config, ledger),
+        stream,
         ledger,
         engine,
         watcher,
         feature_bytes_per_token=workload.feature_bytes_per_token,
         checkpointer=_NoCheckpoint() if costs.model.checkpoint_seconds else None,
+        holdout=plan_holdout(stream, workload.supervised, workload.held_out),
     )
     return coordinator
 
@@ -303,7 +306,7 @@ def _pool(coordinator: Coordinator, watcher: Watcher, now: float) -> dict[str, A
 
 
 def _stages(watcher: Watcher, batches: int) -> dict[str, float]:
-    per = {"step": max(len(watcher.steps), 1)}
+    per = {"step": max(len(watcher.steps), 1), "evaluation": max(watcher.evaluations, 1)}
     return {stage: spent / per.get(stage, max(batches, 1)) for stage, spent in watcher.seconds.items() if stage != "residence"}
 
 

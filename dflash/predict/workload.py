@@ -41,6 +41,13 @@ class Workload:
         return int(self.lengths[self.kept].sum(dtype=np.int64))
 
     @property
+    def held_out(self) -> NDArray[np.int64]:
+        """Ids of the samples kept out of training, ascending."""
+        is_kept = np.zeros(self.lengths.size, np.bool_)
+        is_kept[self.kept] = True
+        return np.flatnonzero(~is_kept)
+
+    @property
     def blocks(self) -> BlockPlaces:
         """Where blocks may start: an anchor and the token after it carry loss."""
         return BlockPlaces(self.lengths, np.maximum(self.supervised - 1, 0))

@@ -3,6 +3,8 @@
 from dflash.config import build_config
 from dflash.pipeline.coordinator import Coordinator
 from dflash.pipeline.engines.simulated import CostModel, SimulatedEngine
+from dflash.pipeline.evaluation import plan_holdout
+from dflash.pipeline.jobs import Save
 from dflash.pipeline.ledger import Ledger
 from dflash.pipeline.plans import PlanStream
 from dflash.pipeline.reporting import RunReporter
@@ -22,7 +24,29 @@ TRUE = CostModel(
 )
 
 
-def record_run(folder, name, *sets, costs=TRUE, cores=0):
+class NoStore:
+    """Takes a checkpoint's time and writes none."""
+
+    def begin(self, step):
+        return Save(None)
+
+    def commit(self, step, state):
+        pass
+
+
+class Lagging(SimulatedEngine):
+    """An engine that is late to notice, as one of processes is: what ends within `lag` seconds comes in one turn."""
+
+    lag = 0.1
+
+    def wait(self, patience_seconds):
+        found = super().wait(patience_seconds)
+        while found and (end := self._machine.next_end(self._clock)) is not None and end <= self._clock + self.lag:
+            found += super().wait(None)
+        return found
+
+
+def record_run(folder, name, *sets, costs=TRUE, cores=0, engine_kind=SimulatedEngine):
     """Simulate a run and write its folder as a real one is written, on the engine's clock."""
     tree = {
         "data": {"path": "none"},
@@ -38,7 +62,11 @@ def record_run(folder, name, *sets, costs=TRUE, cores=0):
     run = create_run(folder, name, config)
     write_json(run.path / "manifest.json", {"sessions": [{"machine": {"cpus": 2, "gpus": []}}]})
     workload: Workload = load_workload(config)
-    engine = SimulatedEngine(config.pipeline, costs, 1, blocks=workload.blocks, cores=cores, feature_bytes_per_token=8)
+    serial = config.pipeline.engine == "inline"
+    engine = engine_kind(
+        config.pipeline, costs, 1, blocks=workload.blocks, evaluation_anchors=config.evaluation.anchors, cores=cores,
+        feature_bytes_per_token=8, serial=serial,
+    )  # fmt: skip
     ledger = Ledger()
     with Recorder(run.events, "coordinator") as recorder:
         record = recorder.record
@@ -49,7 +77,16 @@ def record_run(folder, name, *sets, costs=TRUE, cores=0):
         recorder.record = on_engines_clock
         reporter = RunReporter(config, recorder, lambda line: None, run_tokens=workload.tokens)
         stream = PlanStream(workload.lengths, workload.kept, config, ledger, reporter.planned)
-        coordinator = Coordinator(config, stream, ledger, engine, reporter, feature_bytes_per_token=8)
+        coordinator = Coordinator(
+            config,
+            stream,
+            ledger,
+            engine,
+            reporter,
+            feature_bytes_per_token=8,
+            checkpointer=NoStore(),
+            holdout=plan_holdout(stream, workload.supervised, workload.held_out),
+        )
         coordinator.run()
-        reporter.sample(coordinator, engine.now())
+        reporter.close(coordinator)
     return run, coordinator

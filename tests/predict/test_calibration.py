@@ -1,11 +1,12 @@
 """Calibration on simulated runs whose true costs are known, and what it says when runs can't tell a term."""
 
+from dataclasses import replace
+
 import pytest
 
 from dflash.errors import RefusedInput
 from dflash.predict.calibration import calibrate
 from dflash.predict.costs import write_costs
-from dflash.predict.replay import replay
 from dflash.predict.simulation import simulate
 
 from .simulated_runs import TRUE, record_run
@@ -48,7 +49,7 @@ def test_one_run_that_varies_nothing_leaves_terms_unknown_and_says_so(tmp_path):
     found = calibrate([run])
     unknown = {line.split()[0] for line in found.unknown}
     assert len(unknown & {"target_fixed", "target_per_row", "target_per_padded_token", "target_per_length_squared"}) >= 2
-    assert all("left out, at most" in line for line in found.unknown)
+    assert all("left out, at most" in line for line in found.unknown if "evaluation_share" not in line)
 
 
 def test_seconds_of_workers_that_shared_cores_are_corrected(tmp_path):
@@ -70,26 +71,14 @@ def test_a_run_too_short_is_refused(tmp_path):
         calibrate([short])
 
 
-@pytest.mark.parametrize(
-    "sets",
-    [
-        (),
-        ("pipeline.targets=3", "pipeline.drafters=2", "pool.capacity_items=4"),
-        ("pool.policy=random", "pipeline.targets=2", "batching.order=random"),
-        ("pool.policy=round_robin", "pipeline.drafters=3", "batching.strategy=packed"),
-        ("pool.policy=deficit", "pipeline.drafters=2", "batching.strategy=shuffled"),
-    ],
-)
-def test_a_replayed_log_gives_the_same_pull_order(tmp_path, sets):
-    run, _ = record_run(tmp_path, "run", *sets)
-    found = replay(run)
-    assert found.replayed == found.recorded
-    assert found.agreement == 1
-
-
-def test_a_run_without_batches_cant_be_replayed(tmp_path, two_runs):
-    run, _ = record_run(tmp_path, "empty")
-    for path in run.events.iterdir():
-        path.write_text("")
-    with pytest.raises(RefusedInput, match="nothing to replay"):
-        replay(run)
+def test_the_share_that_evaluation_takes_is_measured_where_runs_evaluated(tmp_path):
+    shown = ("data.holdout=30", "evaluation.every=3", "evaluation.anchors=16")
+    run, _ = record_run(tmp_path, "evaluated", *shown, costs=replace(TRUE, evaluation_share=0.5))
+    term = calibrate([run]).file.terms["evaluation_share"]
+    assert term.value == pytest.approx(0.5, rel=0.1)
+    assert 0 < term.low <= term.value <= term.high
+    blind, _ = record_run(tmp_path, "blind")
+    found = calibrate([blind])
+    assert "evaluation_share" not in found.file.terms
+    assert any("evaluation_share can't be told" in line for line in found.unknown)
+    assert found.file.model().evaluation_share == pytest.approx(1 / 3)

@@ -77,6 +77,7 @@ class CostModel:
     drafter_per_anchor: float = 0.0
     drafter_per_anchor_token: float = 0.0
     drafter_metrics: float = 0.0
+    evaluation_share: float = 1 / 3
     step_fixed: float = 0.0
     step_per_drafter: float = 0.0
     checkpoint_seconds: float = 0.0
@@ -102,7 +103,7 @@ class CostModel:
             case Train(batch=batch, with_metrics=with_metrics):
                 return self._drafting(batch, blocks) + (self.drafter_metrics if with_metrics else 0.0)
             case Evaluate(batch=batch):
-                return self._drafting(batch, blocks)
+                return self.evaluation_share * (self._drafting(batch, blocks) + self.drafter_metrics)
             case Step():
                 return self.step_fixed + self.step_per_drafter * (self.drafters - 1)
             case Save():
@@ -162,6 +163,7 @@ class SimulatedEngine:
         costs: seconds of a job.
         seed: of the noise.
         blocks: where blocks may start in the samples; None: no blocks are counted.
+        evaluation_anchors: blocks a held-out conversation, at most.
         feature_bytes_per_token: bytes handed over a real token.
         cores: CPU cores that all workers share; 0: a device each.
         serial: one job at a time, as the `inline` engine.
@@ -176,6 +178,7 @@ class SimulatedEngine:
         seed: int = 0,
         *,
         blocks: BlockPlaces | None = None,
+        evaluation_anchors: int = 64,
         feature_bytes_per_token: int = 0,
         cores: int = 0,
         serial: bool = False,
@@ -183,7 +186,8 @@ class SimulatedEngine:
         self.targets, self.drafters, self.prefetch_workers = pipeline.targets, pipeline.drafters, pipeline.prefetch_workers
         self.costs = replace(costs, drafters=pipeline.drafters) if isinstance(costs, CostModel) else costs
         self.jobs_done = 0
-        self._blocks, self._feature_bytes_per_token = blocks, feature_bytes_per_token
+        self._blocks, self._evaluation_anchors = blocks, evaluation_anchors
+        self._feature_bytes_per_token = feature_bytes_per_token
         self._random = random.Random(seed)
         self._machine: _Machine = _OneHand() if serial else _Cores(cores)
         self._clock = 0.0
@@ -196,8 +200,9 @@ class SimulatedEngine:
         """Start a job now; it ends after its cost."""
         batch = None if isinstance(job, Step | Save) else job.batch
         blocks = NO_BLOCKS
-        if isinstance(job, Train) and self._blocks is not None:
-            blocks = self._blocks.of(job.batch.samples, job.anchors)
+        if isinstance(job, Train | Evaluate) and self._blocks is not None:
+            budget = job.anchors if isinstance(job, Train) else self._evaluation_anchors
+            blocks = self._blocks.of(job.batch.samples, budget)
         seconds = self.costs.seconds(job, blocks)
         if self.costs.noise:
             seconds *= max(1.0 + self.costs.noise * self._random.gauss(0.0, 1.0), _SHORTEST_SHARE)
@@ -205,17 +210,15 @@ class SimulatedEngine:
         self._machine.start(_Doing(job, blocks.anchors, seconds, copied), self._clock)
 
     def wait(self, patience_seconds: float | None) -> list[Completion]:
-        """Move the clock to the next end, or by the patience if that is sooner."""
+        """Move the clock to the next end, or by the patience if that is sooner; what ends at one instant is told at once."""
         end = self._machine.next_end(self._clock)
         if end is None or (patience_seconds is not None and end > self._clock + patience_seconds):
             self._clock += patience_seconds or 0.0
             return []
         self._clock = max(end, self._clock)
-        completion = self._machine.finish(self._clock)
-        if completion is None:  # its cores are free, its features are on their way
-            return []
-        self.jobs_done += 1
-        return [completion]
+        completions = self._machine.finish(self._clock)
+        self.jobs_done += len(completions)
+        return completions
 
     def forget(self, batch: BatchId) -> None:
         """Nothing is kept."""
@@ -243,8 +246,8 @@ class _Machine(Protocol):
     def next_end(self, now: float) -> float | None:
         """When the next thing ends if nothing is started before; None: nothing is under way."""
 
-    def finish(self, now: float) -> Completion | None:
-        """End what ends now; None when only its busy part ended."""
+    def finish(self, now: float) -> list[Completion]:
+        """End what ends now, in the order it was started; a job whose busy part alone ended is not done."""
 
 
 class _Cores:
@@ -270,17 +273,20 @@ class _Cores:
         done = now + (self._busy[0][0] - self._virtual) / self._rate()
         return done if copied is None else min(done, copied)
 
-    def finish(self, now: float) -> Completion | None:
+    def finish(self, now: float) -> list[Completion]:
         if self._copying and (not self._busy or self._copying[0][0] <= now):
             end, _, started, doing = heapq.heappop(self._copying)
-            return _completion(doing, end - started - doing.copied)
+            return [_completion(doing, end - started - doing.copied)]
         self._advance(now)
-        end, number, started, doing = heapq.heappop(self._busy)
-        self._virtual = max(self._virtual, end)  # rounding aside it is there already
-        if not doing.copied:
-            return _completion(doing, now - started)
-        heapq.heappush(self._copying, (now + doing.copied, number, started, doing))
-        return None
+        self._virtual = max(self._virtual, self._busy[0][0])  # rounding aside it is there already
+        ended = []
+        while self._busy and self._busy[0][0] <= self._virtual:
+            _, number, started, doing = heapq.heappop(self._busy)
+            if doing.copied:  # its core is free, its features are on their way
+                heapq.heappush(self._copying, (now + doing.copied, number, started, doing))
+            else:
+                ended.append(_completion(doing, now - started))
+        return ended
 
     def _rate(self) -> float:
         return min(1.0, self._cores / len(self._busy)) if self._cores else 1.0
@@ -309,11 +315,11 @@ class _OneHand:
             self._running = (now + doing.seconds + doing.copied, now, submitted, doing)
         return None if self._running is None else self._running[0]
 
-    def finish(self, now: float) -> Completion | None:
+    def finish(self, now: float) -> list[Completion]:
         assert self._running is not None
         _, began, submitted, doing = self._running
         self._running = None
-        return Completion(doing.job, doing.seconds, _result(doing), {"blocked": began - submitted})
+        return [Completion(doing.job, doing.seconds, _result(doing), {"blocked": began - submitted})]
 
 
 def _completion(doing: _Doing, busy_seconds: float) -> Completion:
