@@ -5,11 +5,13 @@ by mean log-length and cut into as many strata as the window has batches; each w
 order a window of 32 homogeneous batches is as diverse as two independent batches; stratified it is ten times as even as
 independent sampling, at no cost in padding.
 
-Inside a window the strata alternate too: its halves each take one of every two neighbouring strata, and so on down, so a half, a
-quarter or an eighth of a window is nearly as even as its size allows. Which of two neighbours comes first is drawn once an epoch, and
-every other window runs its strata backwards: the batches on both sides of a window's edge are then of the same lengths, so that one
-that finishes late, and strays into the next window, changes places with its like (targets of uneven speed cost most of the evenness
-otherwise).
+Inside a window the strata alternate too: its halves each take one of every two neighbouring strata, and so on down, so a half or a
+quarter of a window is nearly as even as its size allows. Which of two neighbours comes first is drawn once an epoch.
+
+Targets of uneven speed finish out of order, and what is late strays into the next window. Two things make that harmless. Every other
+window runs its strata backwards, so that the batches on both sides of an edge are of the same lengths: a stray changes places with its
+like. And inside the first and the last quarter of a window the middle lengths stand next to the edge, so that a stray of another
+stratum weighs little too. (With seconds that vary by 10% and five targets, vr at 32 as trained is .08; without the second it was .3.)
 
 A number of batches that isn't a multiple of the window leaves a remainder. It is a systematic sample over the lengths and runs
 LAST, so that all other windows stay aligned with the optimiser's steps (shifted windows lose most of the evenness). When the rest of
@@ -49,7 +51,7 @@ def stratified_order(
     last, by_length = _spread(by_length, by_length.size % window, draws)
     strata = by_length.reshape(window, -1)
     chosen = np.take_along_axis(strata, np.argsort(draws.random(strata.shape), axis=1, kind="stable"), axis=1).T
-    first, chosen, last = (_alternate(part, draws) for part in (first[None, :], chosen, last[None, :]))
+    first, chosen, last = (part[:, _sequence(part.shape[1], draws)] for part in (first[None, :], chosen, last[None, :]))
     chosen[1::2] = chosen[1::2, ::-1].copy()
     return np.concatenate([first.ravel(), chosen.ravel(), last.ravel()])
 
@@ -76,16 +78,27 @@ def _spread(by_length: NDArray[np.int64], count: int, draws: np.random.Generator
     return by_length[is_drawn], by_length[~is_drawn]
 
 
+def _sequence(strata: int, draws: np.random.Generator) -> NDArray[np.int64]:
+    """The order in which a window runs its strata (0 the shortest)."""
+    order = _alternate(np.arange(strata), draws)
+    edge = strata // 4
+    if edge:  # inside the outer quarters the middle lengths come next to the window's edges
+        extremity = np.abs(2 * order - (strata - 1))
+        order[:edge] = order[:edge][np.argsort(extremity[:edge], kind="stable")]
+        order[-edge:] = order[-edge:][np.argsort(-extremity[-edge:], kind="stable")]
+    return order
+
+
 def _alternate(strata: NDArray[np.int64], draws: np.random.Generator) -> NDArray[np.int64]:
-    """Reorder each row [windows, strata sorted by length] so that neighbours fall into different halves, recursively."""
-    windows, size = strata.shape
-    if size < 2 or not windows:
+    """Reorder strata so that neighbours fall into different halves, recursively."""
+    size = strata.size
+    if size < 2:
         return strata
     pairs = size // 2
-    coin = draws.random((1, pairs)) < 0.5
-    left, right = strata[:, 0 : 2 * pairs : 2], strata[:, 1 : 2 * pairs : 2]
+    coin = draws.random(pairs) < 0.5
+    left, right = strata[0 : 2 * pairs : 2], strata[1 : 2 * pairs : 2]
     first, second = np.where(coin, left, right), np.where(coin, right, left)
     if size % 2:
-        first = np.concatenate([first, strata[:, -1:]], axis=1)
+        first = np.concatenate([first, strata[-1:]])
     first, second = _alternate(first, draws), _alternate(second, draws)
-    return np.concatenate([second, first] if draws.random() < 0.5 else [first, second], axis=1)
+    return np.concatenate([second, first] if draws.random() < 0.5 else [first, second])
