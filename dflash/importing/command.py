@@ -1,11 +1,12 @@
 """`dflash import`: find out what a log is, read it, tell its runs apart, write them.
 
-Text logs are held against every known line format; the first chunk in which any is found decides for the one with most lines.
+The log is read once. Its readings wait in a spool until its runs are told apart and are then written part by part, so memory does not grow
+with the log.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,24 +14,23 @@ from typing import Any
 import orjson
 import polars as pl
 
-from dflash.config import dump_config, load_config
-from dflash.errors import RefusedInput
+from dflash.config import RunConfig, dump_config, load_config
+from dflash.errors import RefusedInput, RunFailed
 from dflash.importing import console_log, megatron, mllog, step_lines, tables, tensorboard
-from dflash.importing.lines import LineReader, open_bytes
-from dflash.importing.readings import Readings, numeric
-from dflash.importing.sessions import describe, split_runs
-from dflash.importing.write import write_run
-from dflash.runs.folder import write_text
+from dflash.importing.in_order import in_order
+from dflash.importing.lines import LineReader, numbered_lines, open_bytes
+from dflash.importing.readings import LISTED, Readings, numeric
+from dflash.importing.sessions import ImportedRun, placed_readings, survey_runs
+from dflash.importing.spool import Spool
+from dflash.importing.text_log import format_of, read_text
+from dflash.importing.write import EVENTS_FILE, Batch, RunWriter, event_batches
+from dflash.runs.folder import RunFolder, write_json, write_text
 
-LISTED = 20
 SHOWN_CHARACTERS = 160
 MAX_JSON_BYTES = 256 * 2**20
 FORMATS = (
     console_log.NAME, megatron.NAME, megatron.GOLDEN_NAME, mllog.NAME, step_lines.NAME, tensorboard.NAME, tables.CSV_NAME, tables.JSONL_NAME,
 )  # fmt: skip
-_TEXT_FORMATS = {
-    console_log.NAME: console_log.DETECT, megatron.NAME: megatron.DETECT, mllog.NAME: mllog.DETECT, step_lines.NAME: step_lines.DETECT,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -71,19 +71,114 @@ def import_logs(files: Sequence[Path], out: Path, *, mapping: Sequence[str] = ()
         RunFailed: the folder can't be written.
     """
     settings = load_config(config) if config is not None else None
-    readings = read_log(files, mapping)
-    readings.frame, nonfinite = numeric(readings.frame)
-    if nonfinite:
-        readings.notes.append(f"{nonfinite} value(s) were nan or inf; they are empty in the run")
-    runs = split_runs(readings)
-    if not runs:
-        raise RefusedInput(f"{files[0]}: {readings.lines_understood} lines were understood, but none holds a reading")
-    names = [out] if len(runs) == 1 else [out.with_name(f"{out.name}-{number}") for number in range(1, len(runs) + 1)]
+    with Spool(near=out.absolute().parent) as spool:
+        try:
+            readings = read_log(files, spool, mapping)
+            runs = survey_runs(readings)
+            if not runs:
+                raise RefusedInput(f"{files[0]}: {readings.lines_understood} lines were understood, but none holds a reading")
+            folders = _new_folders(out, len(runs))
+            boundaries = (settings.batching.boundaries if settings else None) or ()
+            writers = {
+                id(run): (folder.events / EVENTS_FILE, RunWriter(folder.name, run, readings.rate_unit, boundaries))
+                for folder, run in zip(folders, runs.values(), strict=True)
+            }
+            for path, lines in in_order(event_batches(placed_readings(readings, runs), writers), _rendered):
+                with path.open("ab") as file:
+                    file.write(lines)
+        except OSError as error:
+            raise RunFailed(f"{out}: can't be written ({error.strerror or error})") from error
+    return _described(files, folders, list(runs.values()), readings, settings)
+
+
+def read_log(files: Sequence[Path], spool: Spool, mapping: Sequence[str] = ()) -> Readings:
+    """The readings of a log, whatever its format.
+
+    Raises:
+        RefusedInput: a file can't be read, or nothing in it was understood.
+        OSError: there is no room for temporary files.
+    """
+    paths = _expanded(files)
+    readings: Readings | None = None
+    if all(tensorboard.is_event_file(path) for path in paths):
+        readings = tensorboard.read(paths, mapping, spool)
+    if readings is None and len(paths) == 1:
+        readings = _read_golden(paths[0], spool)
+    if readings is None and not (len(paths) == 1 and _is_table(paths[0])):
+        readings = read_text(paths, spool)
+    if readings is None:
+        if len(paths) != 1:
+            raise RefusedInput(f"{len(paths)} files in no log format we know: import tables one by one")
+        readings = tables.read_table(paths[0], mapping, spool)
+    if readings is None:
+        raise RefusedInput(_nothing_understood(paths))
+    if readings.nonfinite:
+        readings.notes.append(f"{readings.nonfinite} value(s) were nan or inf; they are empty in the run")
+    return readings
+
+
+def _is_table(path: Path) -> bool:
+    """Whether the first chunk tells so: lines of a known format come before any table."""
+    for first, text in LineReader(path).texts():
+        return format_of(numbered_lines(first, text)["text"]) is None and tables.begins_as_table(text)
+    return False
+
+
+def _read_golden(path: Path, spool: Spool) -> Readings | None:
+    with open_bytes(path) as stream:
+        try:
+            head = stream.read(64)
+            if not head.lstrip().startswith(b"{"):
+                return None
+            head += stream.readline()
+            if _is_object(head) and stream.read(1024).strip():  # a second value after the first line: JSON lines
+                return None
+        except (EOFError, OSError, ValueError):
+            return None
+    with open_bytes(path) as stream:
+        try:
+            data = stream.read(MAX_JSON_BYTES)
+            frame = megatron.read_golden(orjson.loads(data))
+        except (ValueError, EOFError, OSError):
+            return None
+    if frame is None:
+        return None
+    lines = data.count(b"\n") + (not data.endswith(b"\n"))
+    readings = Readings(spool, megatron.GOLDEN_NAME, "steps/s", "1 / iteration time", lines_read=lines, lines_understood=lines)
+    readings.add(*numeric(frame))
+    return readings
+
+
+def _is_object(text: bytes) -> bool:
+    try:
+        return isinstance(orjson.loads(text), dict)
+    except orjson.JSONDecodeError:
+        return False
+
+
+def _new_folders(out: Path, runs: int) -> list[RunFolder]:
+    """Folders for so many runs, empty."""
+    names = [out] if runs == 1 else [out.with_name(f"{out.name}-{number}") for number in range(1, runs + 1)]
     taken = next((path for path in names if path.exists() and (not path.is_dir() or any(path.iterdir()))), None)
     if taken is not None:
         raise RefusedInput(f"{taken} is there already: give another --out")
-    result = _result(readings, [{"run": str(path), **describe(run)} for path, run in zip(names, runs, strict=True)])
-    for path, run in zip(names, runs, strict=True):
+    folders = [RunFolder(path) for path in names]
+    for folder in folders:
+        folder.events.mkdir(parents=True)
+    return folders
+
+
+def _rendered(job: tuple[Path, Batch]) -> tuple[Path, bytes]:
+    return job[0], job[1].as_lines()
+
+
+def _described(
+    files: Sequence[Path], folders: list[RunFolder], runs: list[ImportedRun], readings: Readings, settings: RunConfig | None
+) -> ImportResult:
+    """What was done, kept with each run."""
+    pairs = list(zip(folders, runs, strict=True))
+    result = _result(readings, [{"run": str(folder.path), **run.describe()} for folder, run in pairs])
+    for folder, run in pairs:
         manifest = {
             "schema": 1,
             "sources": [str(file) for file in files],
@@ -93,154 +188,10 @@ def import_logs(files: Sequence[Path], out: Path, *, mapping: Sequence[str] = ()
             "notes": [*readings.notes, *run.notes],
             **{key: value for key, value in asdict(result).items() if key not in ("runs", "notes")},
         }
-        boundaries = (settings.batching.boundaries if settings else None) or ()
-        folder = write_run(path, run, manifest, readings.rate_unit, boundaries)
+        write_json(folder.path / "imported.json", manifest)
         if settings is not None:
             write_text(folder.path / "config.yaml", dump_config(settings))
     return result
-
-
-def read_log(files: Sequence[Path], mapping: Sequence[str] = ()) -> Readings:
-    """The readings of a log, whatever its format.
-
-    Raises:
-        RefusedInput: a file can't be read, or nothing in it was understood.
-    """
-    paths = _expanded(files)
-    for read in (_read_tensorboard, _read_golden, _read_text, _read_table):
-        readings = read(paths, mapping)
-        if readings is not None:
-            return readings
-    raise RefusedInput(_nothing_understood(paths))
-
-
-def _read_tensorboard(paths: list[Path], mapping: Sequence[str]) -> Readings | None:
-    return tensorboard.read(paths, mapping) if all(tensorboard.is_event_file(path) for path in paths) else None
-
-
-def _read_golden(paths: list[Path], mapping: Sequence[str]) -> Readings | None:
-    if len(paths) != 1:
-        return None
-    with open_bytes(paths[0]) as stream:
-        try:
-            head = stream.read(64)
-            if not head.lstrip().startswith(b"{"):
-                return None
-            data = head + stream.read(MAX_JSON_BYTES)
-            frame = megatron.read_golden(orjson.loads(data))
-        except (ValueError, EOFError, OSError):
-            return None
-    if frame is None:
-        return None
-    lines = data.count(b"\n") + (not data.endswith(b"\n"))
-    return Readings(frame, megatron.GOLDEN_NAME, "steps/s", "1 / iteration time", lines_read=lines, lines_understood=lines)
-
-
-def _read_text(paths: list[Path], mapping: Sequence[str]) -> Readings | None:
-    """Read files line by line, in the format most lines of the first telling chunk have."""
-    read: _TextReader | None = None
-    offset = blank = 0
-    odd: list[tuple[int, str]] = []
-    notes: list[str] = []
-    for path in paths:
-        reader = LineReader(path)
-        for chunk in reader.chunks():
-            chunk = chunk.with_columns(pl.col("line") + offset)
-            blank += int((chunk["text"] == "").sum())
-            name = _format_of(chunk["text"]) if read is None else None
-            if name is not None:
-                read = _TextReader(name)
-            understood = read.take(chunk) if read is not None else pl.Series([], dtype=pl.Int64)
-            if len(odd) < LISTED:
-                rest = chunk.filter((pl.col("text") != "") & ~pl.col("line").is_in(understood.implode()))
-                odd.extend(rest.head(LISTED - len(odd)).iter_rows())
-        offset += reader.lines_read
-        notes += reader.notes
-    if read is None:
-        return None
-    readings = read.readings()
-    readings.lines_read, readings.lines_blank, readings.not_understood = offset, blank, odd
-    readings.notes += notes
-    return readings
-
-
-class _TextReader:
-    """Collects the readings of one line format, chunk by chunk."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.understood = 0
-        self.sequence_length: int | None = None
-        self._frames: list[pl.DataFrame] = []
-
-    def take(self, chunk: pl.DataFrame) -> pl.Series:
-        """Read a chunk; returns the numbers of the lines understood."""
-        if self.name == megatron.NAME:
-            return self._take_megatron(chunk)
-        if self.name == mllog.NAME:
-            frame, lines = mllog.read(chunk)
-            understood = pl.Series(lines, dtype=pl.Int64)
-        else:
-            frame = (console_log if self.name == console_log.NAME else step_lines).read(chunk)
-            understood = frame["line"]
-        self._frames.append(frame)
-        self.understood += len(understood)
-        return understood
-
-    def _take_megatron(self, chunk: pl.DataFrame) -> pl.Series:
-        lengths = chunk.with_columns(
-            tokens=pl.col("text").str.extract(megatron.SEQUENCE_LENGTH).cast(pl.Int64, strict=False)
-        ).filter(pl.col("tokens") > 0)
-        if self.sequence_length is None and len(lengths):
-            self.sequence_length = int(lengths["tokens"][0])
-        joined, used = megatron.join_wrapped(chunk)
-        self._frames.append(megatron.read(joined, self.sequence_length))
-        understood = pl.Series([*used, *lengths["line"]], dtype=pl.Int64).unique()
-        self.understood += len(understood)
-        return understood
-
-    def readings(self) -> Readings:
-        """All readings so far."""
-        frame = pl.concat(self._frames, how="diagonal_relaxed")
-        if self.name == step_lines.NAME:
-            training = frame.with_columns(between=_per_second(frame))
-            return Readings(
-                training.rename({"between": "rate"}), self.name, "steps/s", "steps / train_time", lines_understood=self.understood
-            )
-        if self.name == megatron.NAME:
-            unit = "samples/s" if self.sequence_length is None else "Ktok/s"
-            return Readings(
-                frame, self.name, unit, "global batch size / elapsed time per iteration", lines_understood=self.understood
-            )
-        unit = "Ktok/s" if self.name == console_log.NAME else "samples/s"
-        return Readings(frame, self.name, unit, lines_understood=self.understood)
-
-
-def _per_second(frame: pl.DataFrame) -> pl.Series:
-    """Steps a second since the line before."""
-    steps, seconds = frame["step"].diff(), frame["elapsed"].diff()
-    return pl.select(pl.when((steps > 0) & (seconds > 0)).then(steps / seconds)).to_series()
-
-
-def _read_table(paths: list[Path], mapping: Sequence[str]) -> Readings | None:
-    if len(paths) != 1:
-        raise RefusedInput(f"{len(paths)} files in no log format we know: import tables one by one")
-    readers: list[Callable[[Path, Sequence[str]], Readings | None]] = [tables.read_jsonl, tables.read_csv]
-    if _first_character(paths[0]) != "{":
-        readers = [tables.read_csv]
-    return next((readings for read in readers if (readings := read(paths[0], mapping)) is not None), None)
-
-
-def _format_of(texts: pl.Series) -> str | None:
-    counts = {name: int(texts.str.contains(pattern).sum()) for name, pattern in _TEXT_FORMATS.items()}
-    best = max(counts, key=lambda name: counts[name])
-    return best if counts[best] else None
-
-
-def _first_character(path: Path) -> str:
-    chunk = next(iter(LineReader(path).chunks()), None)
-    texts = [] if chunk is None else chunk.filter(pl.col("text").str.strip_chars() != "")["text"].head(1).to_list()
-    return texts[0].lstrip()[:1] if texts else ""
 
 
 def _expanded(files: Sequence[Path]) -> list[Path]:

@@ -27,31 +27,41 @@ _FIELDS = {
     "pool_histogram": r"\bq_hsb=\[\s*(\d+(?:\s*,\s*\d+)*)\s*\]",
     "epoch": r"\bepoch~([-+\d.eE]+)(?:\s|$)", "eta_seconds": r"\bETA=([\d.]+[dhms])",
 }  # fmt: skip
+# Each part of a whole line ends at a sign it can't hold itself, so the expression is one pass without backtracking.
 _WHOLE = (
-    r"^(?P<stream>\(\w+ pid=\d+(?:, ip=[\d.]+)?\) |\[(?:default|rank)\d+\]:? |[\w.-]+\s*\| )?"
-    r"\[(?P<elapsed>(?:\d+[dhms])+)\] step=(?P<step>\d+) loss=(?P<loss>\S+) acc=(?P<accuracy>\S+) streak=(?P<streak>\S+) lr=(?P<lr>\S+) "
-    r"noise=(?P<noise>\S+) \| tgt=(?P<target_batches_per_second>\S+)b/s dft=(?P<drafter_batches_per_second>\S+)b/s "
-    r"\((?P<rate>\S+)Ktok/s\) \| q_pre=\[(?P<prefetched>[\d-]+)\] q_hs=\[(?P<pooled>[\d-]+)\] "
-    r"q_hsb=(?:\[(?P<pool_histogram>[\d, ]+)\]|---) \| epoch~(?P<epoch>\S+) ETA=(?P<eta_seconds>\S+)$"
+    r"^\[(?P<elapsed>(?:[0-9]+[dhms])+)\] step=(?P<step>[0-9]+) loss=(?P<loss>[^ ]+) acc=(?P<accuracy>[^ ]+) "
+    r"streak=(?P<streak>[^ ]+) lr=(?P<lr>[^ ]+) noise=(?P<noise>[^ ]+) "
+    r"\| tgt=(?P<target_batches_per_second>[^ b]+)b/s dft=(?P<drafter_batches_per_second>[^ b]+)b/s "
+    r"\((?P<rate>[^ K]+)Ktok/s\) \| q_pre=\[(?P<prefetched>[0-9-]+)\] q_hs=\[(?P<pooled>[0-9-]+)\] "
+    r"q_hsb=(?:\[(?P<pool_histogram>[0-9, ]+)\]|---) \| epoch~(?P<epoch>[^ ]+) ETA=(?P<eta_seconds>[^ ]+)$"
 )
 
 
 def read(lines: pl.DataFrame) -> pl.DataFrame:
     """Readings of the lines that are this console's; `line` tells which.
 
-    Whole lines are taken apart by one expression; what is left (cut off, torn by other output, markers, evaluations) field by field.
+    Whole lines, bare or labelled, are taken apart by one expression; what is left (cut off, torn by other output, markers, evaluations) field
+    by field.
     """
-    text = pl.col("text")
-    groups = lines.select("line", fields=text.str.extract_groups(_WHOLE)).unnest("fields")
-    whole = groups.filter(pl.col("step").is_not_null()).with_columns(
-        pl.col("stream").fill_null("").str.strip_chars_end(), mark=pl.lit(None, pl.String), phase=pl.lit("train")
-    )
-    rest = lines.join(whole.select("line"), on="line", how="anti", maintain_order="left")
-    parts = [part for part in (whole, _field_by_field(rest)) if not part.is_empty()]
+    bare, rest = _whole(lines.with_columns(stream=pl.lit("")))
+    rest = rest.with_columns(stream=pl.col("text").str.extract(_LABEL, 1).fill_null(""))
+    labelled, _ = _whole(rest.filter(pl.col("stream") != "").with_columns(text=pl.col("text").str.replace(_LABEL, "", n=1)))
+    if len(labelled):
+        rest = rest.join(labelled.select("line"), on="line", how="anti", maintain_order="left")
+    parts = [part for part in (bare, labelled, _field_by_field(rest)) if not part.is_empty()]
     if not parts:
-        return _typed(whole)
+        return _typed(bare)
     frame = pl.concat(parts, how="diagonal")
     return _typed(frame.sort("line") if len(parts) > 1 else frame)
+
+
+def _whole(lines: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Fields, as text, of the lines that are whole; and the other lines."""
+    found = lines.with_columns(fields=pl.col("text").str.extract_groups(_WHOLE))
+    is_whole = pl.col("fields").struct.field("step").is_not_null()
+    whole = found.filter(is_whole).select("line", "stream", "fields").unnest("fields")
+    marked = whole.with_columns(mark=pl.lit(None, pl.String), phase=pl.lit("train"))
+    return marked, found.filter(~is_whole).select("line", "text", "stream")
 
 
 def _field_by_field(lines: pl.DataFrame) -> pl.DataFrame:
@@ -61,7 +71,7 @@ def _field_by_field(lines: pl.DataFrame) -> pl.DataFrame:
     progress, evaluation = text.str.contains(_STEP), text.str.contains(_EVALUATION)
     return known.select(
         "line",
-        stream=text.str.extract(_LABEL).fill_null(""),
+        "stream",
         mark=text.str.extract(_BEGIN).replace_strict({"resumed at": "resumed", "from": "new"}, default=None),
         phase=pl.when(evaluation).then(pl.lit("evaluation")).when(progress).then(pl.lit("train")),
         step=pl.coalesce(text.str.extract(_STEP), text.str.extract(_EVALUATION)),

@@ -40,11 +40,18 @@ class LineReader:
         Raises:
             RefusedInput: the file can't be opened or read.
         """
+        return (numbered_lines(*chunk) for chunk in self.texts())
+
+    def texts(self) -> Iterator[tuple[int, str]]:
+        """The same before it is taken apart: the number of a chunk's first line, and its lines joined by newlines.
+
+        Raises:
+            RefusedInput: the file can't be opened or read.
+        """
         for text in self._texts():
-            lines = text.split("\n")
             first = self.lines_read + 1
-            self.lines_read += len(lines)
-            yield pl.DataFrame({"line": pl.int_range(first, first + len(lines), eager=True, dtype=pl.Int64), "text": _clean(lines)})
+            self.lines_read += text.count("\n") + 1
+            yield first, text
 
     def _texts(self) -> Iterator[str]:
         """Whole lines joined by newlines, the last newline left off."""
@@ -114,9 +121,16 @@ def _byte_order_mark(stream: IO[bytes]) -> tuple[bytes, str]:
     return first, "utf-8"
 
 
-def _clean(lines: list[str]) -> pl.Series:
-    texts = pl.Series("text", lines, dtype=pl.String)
-    if texts.str.contains("\x1b", literal=True).any():
+def numbered_lines(first: int, text: str) -> pl.DataFrame:
+    """A chunk as a frame of `line` and `text`."""
+    lines = pl.Series("text", [text], dtype=pl.String).str.split("\n").explode()
+    numbers = pl.int_range(first, first + len(lines), eager=True, dtype=pl.Int64).alias("line")
+    return pl.DataFrame([numbers, clean(lines, "\x1b" in text)])
+
+
+def clean(texts: pl.Series, coloured: bool = True) -> pl.Series:
+    """Lines without colours, line ends and trailing blanks, cut at the longest a line may be."""
+    if coloured:
         texts = texts.str.replace_all(_ANSI, "")
     too_long = texts.str.len_bytes() > MAX_LINE_BYTES
     if too_long.any():

@@ -21,7 +21,7 @@ SEQUENCE_LENGTH = r"^\s*(?:\d+: )?seq_length\s?\.{3,}\s*(\d+)\s*$"
 MAX_PIECES = 12
 _NUMBER = r"([-+\d.eE]+|nan|inf|-inf)"
 _FIELDS = {
-    "samples": "consumed samples", "milliseconds": r"elapsed time per iteration \(ms\)", "lr": "learning rate",
+    "milliseconds": r"elapsed time per iteration \(ms\)", "lr": "learning rate",
     "batch": "global batch size", "loss": "lm loss", "grad_norm": "grad norm",
 }  # fmt: skip
 _GOLDEN = {
@@ -34,40 +34,55 @@ _LAST_FIELD = re.compile(r"number\s*of\s*nan\s*iterations:")
 
 def join_wrapped(lines: pl.DataFrame) -> tuple[pl.DataFrame, list[int]]:
     """Iteration lines made whole (`line` is their first), and the numbers of all lines that went into them."""
-    starts = lines["text"].str.contains(DETECT)
-    numbers: list[int] = []
-    whole: list[str] = []
-    used: list[int] = []
-    texts = lines["text"].to_list()
-    for at in starts.arg_true().to_list():
-        text, ahead = texts[at], at + 1
-        while not _is_whole(text) and ahead < len(texts) and ahead - at <= MAX_PIECES and _goes_on(text, texts[ahead]):
-            text, ahead = text + texts[ahead], ahead + 1
-        numbers.append(lines["line"][at])
-        used.extend(lines["line"][at:ahead].to_list())
-        whole.append(text)
-    return pl.DataFrame({"line": numbers, "text": whole}, schema={"line": pl.Int64, "text": pl.String}), used
+    text = pl.col("text")
+    whole = text.str.strip_chars_end().str.ends_with("|") & text.str.contains(_LAST_FIELD.pattern)
+    found = lines.with_row_index("at").filter(text.str.contains(DETECT)).with_columns(whole=whole)
+    joined = found.filter("whole").select("line", "text")
+    used = joined["line"].to_list()
+    torn = found.filter(~pl.col("whole"))
+    if torn.is_empty():
+        return joined, used
+    texts, numbers = lines["text"].to_list(), lines["line"].to_list()
+    pieces: list[tuple[int, str]] = []
+    for at in torn["at"].to_list():
+        whole_text, ahead = texts[at], at + 1
+        while not _is_whole(whole_text) and ahead < len(texts) and ahead - at <= MAX_PIECES and _goes_on(whole_text, texts[ahead]):
+            whole_text, ahead = whole_text + texts[ahead], ahead + 1
+        used.extend(numbers[at:ahead])
+        pieces.append((numbers[at], whole_text))
+    return pl.concat([joined, pl.DataFrame(pieces, schema=joined.schema, orient="row")]).sort("line"), used
 
 
-def read(joined: pl.DataFrame, sequence_length: int | None) -> pl.DataFrame:
-    """Readings of whole iteration lines."""
+def read(joined: pl.DataFrame) -> pl.DataFrame:
+    """Readings of whole iteration lines; `rate` in samples a second, `batch` samples an iteration."""
     text = pl.col("text")
     fields = {
         name: text.str.extract(rf"{_loose(label)}:\s*{_NUMBER}").cast(pl.Float64, strict=False) for name, label in _FIELDS.items()
     }
-    stamp = text.str.extract(r"\[(\d{4}-\d{2}-\d{2} \d{2}:\d{2}:\d{2})")
-    frame = joined.select(
-        "line",
-        step=text.str.extract(r"\biteration\s+(\d+)/").cast(pl.Int64, strict=False),
-        time=stamp.str.to_datetime("%Y-%m-%d %H:%M:%S", strict=False).dt.epoch("ms").cast(pl.Float64) / 1_000,
-        **fields,
-    ).with_columns(step_seconds=pl.col("milliseconds") / 1_000)
-    per_second = pl.col("batch") / pl.when(pl.col("step_seconds") > 0).then(pl.col("step_seconds"))
-    if sequence_length is not None:
-        frame = frame.with_columns(rate=per_second * sequence_length / 1_000, tokens=pl.col("batch") * sequence_length)
-    else:
-        frame = frame.with_columns(rate=per_second)
-    return frame.drop("milliseconds", "samples", "batch")
+    stamp = text.str.extract(r"\[([0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2})")
+    step_seconds = pl.col("milliseconds") / 1_000
+    return (
+        joined.select(
+            "line",
+            step=text.str.extract(r"\biteration\s+([0-9]+)/").cast(pl.Int64, strict=False),
+            time=stamp.str.to_datetime("%Y-%m-%d %H:%M:%S", strict=False).dt.epoch("ms").cast(pl.Float64) / 1_000,
+            **fields,
+        )
+        .with_columns(step_seconds=step_seconds, rate=pl.col("batch") / pl.when(step_seconds > 0).then(step_seconds))
+        .drop("milliseconds")
+    )
+
+
+def in_tokens(sequence_length: int) -> list[pl.Expr]:
+    """Rate in Ktok/s, and tokens an iteration, from samples."""
+    return [pl.col("rate") * sequence_length / 1_000, (pl.col("batch") * sequence_length).alias("tokens")]
+
+
+def sequence_length(lines: pl.DataFrame) -> tuple[int | None, list[int]]:
+    """The first length that is printed among the settings; and all lines that tell one."""
+    found = lines.select("line", tokens=pl.col("text").str.extract(SEQUENCE_LENGTH).cast(pl.Int64, strict=False))
+    known = found.filter(pl.col("tokens") > 0)
+    return (int(known["tokens"][0]) if len(known) else None), known["line"].to_list()
 
 
 def read_golden(tree: Any) -> pl.DataFrame | None:

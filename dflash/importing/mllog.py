@@ -25,11 +25,13 @@ _SCHEMA = {
 }  # fmt: skip
 
 
-def read(lines: pl.DataFrame) -> tuple[pl.DataFrame, list[int]]:
-    """Readings, and the numbers of all lines understood (most MLLOG lines are settings, not readings)."""
+def read(lines: pl.DataFrame, phase: str = "train") -> tuple[pl.DataFrame, list[int], str]:
+    """Readings, the numbers of all lines understood (most MLLOG lines are settings, not readings), and the phase after them.
+
+    `phase` is the one before them, in a log that is read in parts.
+    """
     rows: list[dict[str, Any]] = []
     understood: list[int] = []
-    phase = "train"
     known = lines.filter(pl.col("text").str.contains(MARK, literal=True))
     for number, text in zip(known["line"].to_list(), known["text"].to_list(), strict=True):
         message = _message(text)
@@ -43,7 +45,7 @@ def read(lines: pl.DataFrame) -> tuple[pl.DataFrame, list[int]]:
             time = _number(message.get("time_ms"))
             found = {"line": number, "step": _step(message.get("metadata")), "time": None if time is None else time / 1_000}
             rows.append({**found, "phase": phase if values else None, "mark": "new" if key == "run_start" else None, **values})
-    return pl.DataFrame(rows, schema=_SCHEMA, strict=False), understood
+    return pl.DataFrame(rows, schema=_SCHEMA, strict=False), understood, phase
 
 
 def _message(text: str) -> dict[str, Any] | None:

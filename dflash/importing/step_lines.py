@@ -24,3 +24,19 @@ def read(lines: pl.DataFrame) -> pl.DataFrame:
         phase=pl.when(train.is_null() & validation.is_not_null()).then(pl.lit("evaluation")).otherwise(pl.lit("train")),
         elapsed=text.str.extract(r"\btrain_time:([\d.]+)ms").cast(pl.Float64, strict=False) / 1_000,
     )
+
+
+class Pace:
+    """Adds `rate`: steps a second since the line before, also across the parts of a log."""
+
+    def __init__(self) -> None:
+        self._last = pl.DataFrame(schema={"step": pl.Int64, "elapsed": pl.Float64})
+
+    def __call__(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """The frame with its rates."""
+        told = frame.select("step", "elapsed")
+        both = pl.concat([self._last, told])
+        steps, seconds = pl.col("step").diff(), pl.col("elapsed").diff()
+        rate = both.select(rate=pl.when((steps > 0) & (seconds > 0)).then(steps / seconds))["rate"]
+        self._last = both.tail(1)
+        return frame.with_columns(rate.tail(len(frame)))

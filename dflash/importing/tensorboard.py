@@ -16,7 +16,8 @@ import polars as pl
 
 from dflash.importing.columns import choose_columns, rate_unit, to_readings
 from dflash.importing.lines import open_bytes
-from dflash.importing.readings import Readings
+from dflash.importing.readings import LISTED, Readings, numeric
+from dflash.importing.spool import Spool
 
 NAME = "TensorBoard"
 MAX_RECORD_BYTES = 64 * 2**20
@@ -29,7 +30,7 @@ def is_event_file(path: Path) -> bool:
     return "tfevents" in path.name or _starts_with_version(path)
 
 
-def read(paths: Sequence[Path], given: Sequence[str]) -> Readings | None:
+def read(paths: Sequence[Path], given: Sequence[str], spool: Spool) -> Readings | None:
     """Readings of one run's event files, in the order given; None if they hold no scalar that is known."""
     rows: list[tuple[int, float, int, str, float]] = []
     sessions: list[tuple[Path, int]] = []
@@ -40,7 +41,8 @@ def read(paths: Sequence[Path], given: Sequence[str]) -> Readings | None:
             records += 1
             scalars = _scalars(data)
             if scalars is None:
-                odd.append((records, f"{path.name}: a record that is no event"))
+                if len(odd) < LISTED:
+                    odd.append((records, f"{path.name}: a record that is no event"))
                 continue
             understood += 1
             if scalars and (not sessions or sessions[-1][0] != path):
@@ -63,11 +65,12 @@ def read(paths: Sequence[Path], given: Sequence[str]) -> Readings | None:
     places = wide.group_by("session", "step").agg(pl.col("line").min(), pl.col("time").max())
     frame = frame.join(places, on=["session", "step"]).sort("session", "line")
     mark = pl.when(pl.col("session").diff().fill_null(0) != 0).then(pl.lit("begins"))
-    readings = frame.select("line", "step", "time", *to_readings(columns), mark=mark)
-    return Readings(
-        frame=readings, format=NAME, rate_unit=rate_unit(columns), lines_read=records, lines_understood=understood, not_understood=odd[:20],
+    readings = Readings(
+        spool, NAME, rate_unit(columns), lines_read=records, lines_understood=understood, not_understood=odd,
         mapping={column.name: column.text for column in columns}, notes=[f"{records} records of {len(paths)} file(s); a line is a record"],
     )  # fmt: skip
+    readings.add(*numeric(frame.select("line", "step", "time", *to_readings(columns), mark=mark)))
+    return readings
 
 
 def _records(path: Path) -> Iterator[bytes]:

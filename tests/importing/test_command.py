@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from dflash.errors import DFlashError, RefusedInput
 from dflash.importing.command import import_logs, read_log
+from dflash.importing.spool import Spool
 from dflash.runs.folder import open_run
 from dflash.runs.table import describe_run
 from dflash.telemetry.console import ConsoleLine, format_line, parse_line
@@ -270,12 +271,12 @@ PREFIX = st.sampled_from(["", "INFO: ", "(main pid=7) ", "[rank0]: ", "\x1b[1m",
 @given(LINES, PREFIX, st.integers(0, 400))
 def test_a_line_is_read_as_the_parser_that_defines_it_reads_it(line, prefix, cut):
     from dflash.importing import console_log
-    from dflash.importing.lines import _clean
+    from dflash.importing.lines import clean
 
     text = (prefix + format_line(line))[: cut or None]
     import polars as pl
 
-    frame = console_log.read(pl.DataFrame({"line": [1], "text": _clean([text])}))
+    frame = console_log.read(pl.DataFrame({"line": [1], "text": clean(pl.Series([text]))}))
     expected = parse_line(text)
     if expected is None:
         assert frame.is_empty() or frame["step"].null_count() == len(frame)
@@ -380,21 +381,62 @@ def test_no_bytes_crash_the_import(tmp_path_factory, noise, at, name):
     check_accounts(tmp_path_factory, [path])
 
 
-@pytest.mark.slow
-def test_a_million_lines_are_read_in_seconds(tmp_path):
-    import time
+def as_jsonl(lines):
+    return [json.dumps({"step": at, "loss": at / 7, **({"tps": 9e3 + at} if at > 40 else {})}) for at in range(len(lines))]
 
-    log = tmp_path / "big.log"
-    log.write_text("".join(f"{console(10 * number, number // 6 + 1)}\n" for number in range(1_000_000)))
-    began = time.process_time()
-    assert import_logs([log], tmp_path / "out").lines_understood == 1_000_000
-    assert time.process_time() - began < 20  # processor seconds of all threads; 10 on an idle machine of two cores
+
+def many_lines():
+    rows = [console(10 * (at % 60), at // 6 + 1) for at in range(150)]
+    labelled = [f"a | {console(10 * at, at + 3, rate=4.0)}" for at in range(40)]
+    mixed = [line for pair in zip(rows, labelled, strict=False) for line in pair] + rows[40:]
+    return {
+        "console": mixed,
+        "wrapped": ["  seq_length ... 4096"] + [line[at : at + 90] for line in megatron_log(59) for at in range(0, len(line), 90)],
+        "steps": [f"step:{at}/99 {'val' if at % 9 == 0 else 'train'}_loss:{at / 9:.3f} train_time:{at * 120}ms" for at in range(80)],
+        "mllog": [
+            mllog(("eval_start", "train_loss", "eval_stop", "train_loss")[at % 4], 1.5 + at, 10_000 * at, step_num=at) for at in range(90)
+        ],
+        "csv": ["step,tok/s,loss", *(f'{at},"{9_000 + at}",{at / 3}' if at % 5 == 0 else f"{at},{9_000 + at},{at / 3}" for at in range(90))],
+        "jsonl": as_jsonl(range(90)),
+    }  # fmt: skip
+
+
+def comparable(event):
+    """Without the run's name, and without the last bits, which differ with a number's place in a vector."""
+    return {key: float(f"{value:.12g}") if isinstance(value, float) else value for key, value in event.items() if key != "run"}
+
+
+@pytest.mark.parametrize("name", ["console", "wrapped", "steps", "mllog", "csv", "jsonl"])
+@pytest.mark.parametrize("chunk_bytes", [700, 1_999])
+def test_a_log_read_in_parts_kept_on_disk_is_the_run_it_is_when_read_at_once(tmp_path, monkeypatch, name, chunk_bytes):
+    log = tmp_path / "x.log"
+    log.write_text("\n".join(many_lines()[name]))
+    whole = import_logs([log], tmp_path / "whole")
+    monkeypatch.setattr("dflash.importing.lines.CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr("dflash.importing.spool.MOST_BYTES_IN_MEMORY", 0)
+    parts = import_logs([log], tmp_path / "parts")
+    assert parts.lines_not_understood == whole.lines_not_understood == 0
+    assert [{**run, "run": None} for run in parts.runs] == [{**run, "run": None} for run in whole.runs]
+    for run, other in zip(whole.runs, parts.runs, strict=True):
+        first, second = (read_events(open_run(each["run"]).events) for each in (run, other))
+        assert [comparable(event) for event in first] == [comparable(event) for event in second]
+
+
+def test_events_come_in_order_of_time_and_a_step_keeps_the_last_loss_that_was_told(tmp_path):
+    lines = [console(10 * at, at // 6, loss=at if at % 6 == 2 else None) for at in range(60)]
+    do_import(tmp_path, "\n".join(lines))
+    events = read_events(tmp_path / "out" / "events")
+    assert [event["seconds"] for event in events] == sorted(event["seconds"] for event in events)
+    assert [event["loss"] for event in events if event["event"] == "step"] == [6.0 * step + 2 for step in range(10)]
+    assert [event["event"] for event in events[:2]] == ["run_started", "sample"]
+    assert events[-1]["event"] == "run_ended"
 
 
 def test_reading_needs_no_run_folder(tmp_path):
     log = tmp_path / "a.log"
     log.write_text(RECORD)
-    assert len(read_log([log]).frame) == 3
+    with Spool() as spool:
+        assert [len(frame) for frame in read_log([log], spool).parts()] == [3]
 
 
 def test_an_imported_run_opens_in_every_chart_of_a_run(tmp_path):
@@ -405,6 +447,7 @@ def test_an_imported_run_opens_in_every_chart_of_a_run(tmp_path):
     series = RunSeries(tmp_path / "out" / "events")
     while series.update():
         pass
+    assert series.steps["elapsed_seconds"][-1] == read_events(tmp_path / "out" / "events", "line")[-1]["seconds"]
     figures = draw_run([series])
     assert len(figures["loss"].data) > 0
     assert len(figures["throughput"].data) > 0
