@@ -207,7 +207,8 @@ def _check(values: NDArray[np.integer], counts: NDArray[np.integer], buckets: in
     if limit is not None and int(values[-1]) > limit:
         bad = int(counts[values > limit].sum())
         raise RefusedInput(
-            f"limit={limit}: {bad} lengths are above it, the longest {values[-1]}; raise the limit or cut those samples"
+            f"limit={limit}: above it are {bad} of {int(counts.sum())} lengths, the longest {values[-1]}; raise the limit or cut "
+            "those samples"
         )
     if not 1 <= buckets <= values.size:
         raise RefusedInput(f"buckets={buckets}: there are {values.size} distinct lengths; give a number from 1 to that")

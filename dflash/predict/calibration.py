@@ -91,7 +91,7 @@ def calibrate(runs: Sequence[RunFolder]) -> Calibration:
     """Fit the cost model to real runs.
 
     Raises:
-        RefusedInput: a run without enough batches, or runs of different targets, drafters or devices.
+        RefusedInput: a run without enough batches, or runs of different targets, drafters, engines or devices.
     """
     read = [read_run(run) for run in runs]
     _refuse_mixtures(read)
@@ -108,7 +108,11 @@ def calibrate(runs: Sequence[RunFolder]) -> Calibration:
     first = read[0]
     device = device_name(_device(first), first.machine)
     about = About(
-        target=first.config.target.path, device=device, drafter=drafter_summary(first.config), runs=[run.name for run in read]
+        target=first.config.target.path,
+        device=device,
+        engine=first.config.pipeline.engine,
+        drafter=drafter_summary(first.config),
+        runs=[run.name for run in read],
     )
     cores = int(first.machine.get("cpus", 0)) if device.startswith("cpu") else 0
     file = CostsFile(about=about, cores=cores, noise=min(spread, 1.0), terms=terms)
@@ -289,6 +293,7 @@ def _refuse_mixtures(runs: list[RunCosts]) -> None:
         pairs = [
             ("the target", first.config.target.path, run.config.target.path),
             ("the drafter", drafter_summary(first.config), drafter_summary(run.config)),
+            ("the engine", first.config.pipeline.engine, run.config.pipeline.engine),
             ("the device", device_name(_device(first), first.machine), device_name(_device(run), run.machine)),
         ]
         for what, here, there in pairs:

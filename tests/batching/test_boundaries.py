@@ -124,7 +124,7 @@ def test_equal_edges_are_merged(lengths):
     [
         ([], 1, None, "none"),
         ([0, 3], 1, None, "1 are below one token"),
-        ([5, 9, 12], 1, 8, "limit=8: 2 lengths are above it, the longest 12"),
+        ([5, 9, 12], 1, 8, "limit=8: above it are 2 of 3 lengths, the longest 12"),
         ([5, 9], 3, None, "buckets=3: there are 2 distinct"),
         ([5, 9], 0, None, "buckets=0"),
     ],

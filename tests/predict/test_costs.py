@@ -29,6 +29,7 @@ def test_a_costs_file_comes_back_as_written_and_stands_in_for_the_terms(small, t
     [
         (("target.path=other",), ("target none", "config has other")),
         (("drafter.layers=9",), ("drafter.layers=5", "config has 9")),
+        (("pipeline.engine=inline",), ("on the ray engine", "pipeline.engine=inline")),
         (("pipeline.device=cuda",), ("on cpu (2 cores, x86_64)", "pipeline.device=cuda")),
         (("batching.strategy=packed",), ("padded batches alone", "calibrate on such a run")),
     ],
