@@ -1,7 +1,8 @@
 """The rate of a run as a series: what change detection looks at.
 
 Ktok/s is real tokens committed by optimiser steps per second. A step is a coarse clock when steps take minutes, so a run of fewer than
-`FEW_STEPS` steps is measured by its batches instead, in equal stretches of time: tokens drafted, which the next step commits. An imported log
+`FEW_STEPS` steps is measured by its batches instead where that gives more rows, in equal stretches of time: tokens drafted, which the next
+step commits. An imported log
 gives its own rates, in its own unit.
 
 Rows during which something else happened are marked with a phase and left out of the search: warm-up (the first rows of a session),
@@ -50,7 +51,7 @@ def rate_series(log: EventLog) -> RateSeries:
     """The rate of a run, by the finest honest clock it has; empty if it has none."""
     if len(log.lines) and "rate" in log.lines.columns:
         return _from_lines(log)
-    if len(log.steps) < FEW_STEPS and len(log.batches) >= 2 * _BATCHES_A_BIN:
+    if len(log.steps) < FEW_STEPS and len(log.batches) // _BATCHES_A_BIN >= max(len(log.steps), 2):
         return RateSeries(_marked(_from_batches(log), log), "Ktok/s", "batches")
     return RateSeries(_marked(_from_steps(log), log), "Ktok/s", "steps")
 

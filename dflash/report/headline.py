@@ -33,7 +33,7 @@ def headline(post: PostMortem) -> tuple[str, str]:
     if change is None:
         return post.changes.verdict, post.changes.sentence
     value, low, high = change
-    size = f"{abs(value):.0%} [{_interval(value, low, high)}]"
+    size = f"{abs(value):.0%} [{_interval(value, low, high).removesuffix(' less').removesuffix(' more')}]"
     if high < 0 and value <= -0.05:
         cause = cause_words(post)
         sure = "regression" if post.confirmed else "suspected regression"
@@ -63,8 +63,12 @@ def _rates(post: PostMortem) -> tuple[float, float] | None:
 
 
 def _interval(value: float, low: float, high: float) -> str:
-    bounds = sorted((abs(low), abs(high))) if value < 0 else [low, high]
-    return " to ".join("over 1,000%" if bound > 10 else f"{bound:.0%}" for bound in bounds)
+    """The interval in words, as "17% to 49%" where the headline says which way, with signs where it reaches both ways."""
+    if low < 0 < high:
+        return f"{low:+.0%} to {'over +1,000%' if high > 10 else f'{high:+.0%}'}"
+    bounds = sorted((abs(low), abs(high)))
+    words = " to ".join("over 1,000%" if bound > 10 else f"{bound:.0%}" for bound in bounds)
+    return f"{words} {'less' if value < 0 else 'more'}"
 
 
 def cause_words(post: PostMortem) -> str:
@@ -103,7 +107,7 @@ def _facts(post: PostMortem, verdict: str) -> list[Fact]:
         facts += [
             Fact("before", f"{rates[0]:.3g} {unit}", _rows(post, 0)),
             Fact("after", f"{rates[1]:.3g} {unit}", _rows(post, 1)),
-            Fact("change", f"{change[0]:+.0%}", f"95% interval {_interval(*change)} {'less' if change[0] < 0 else 'more'}"),
+            Fact("change", f"{change[0]:+.0%}", f"95% interval {_interval(*change)}"),
         ]
         if change[0] < 0:
             facts.append(Fact("a day of work now takes", f"{24 * rates[0] / rates[1]:.0f} h", _lost(post, rates)))

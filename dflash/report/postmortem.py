@@ -37,6 +37,7 @@ class PostMortem:
         run, log, series, changes: the run in question.
         baseline...: the run it is held against; None for a change inside one run.
         at_seconds: the boundary inside one run; None between two.
+        at_step: the first step after it, as asked for or as found; None between two.
         ratio: the rates of plain training before and after; None if a side has none.
         attribution: from accounts of time; None where there are none, as in imported logs.
         suspicion: from gauges, for imported logs.
@@ -52,6 +53,7 @@ class PostMortem:
     before: tuple[float, float]
     after: tuple[float, float]
     at_seconds: float | None
+    at_step: int | None
     ratio: Ratio | None
     attribution: Attribution | None
     gauges: tuple[Gauges | None, Gauges] | None
@@ -95,7 +97,7 @@ def investigate(run: RunFolder, *, baseline: RunFolder | None = None, at_step: i
     changes = find_changes(log, series)
     other = load_events(baseline) if baseline is not None else None
     other_series = rate_series(other) if other is not None else None
-    at = None if other is not None else _boundary(run, series, changes, at_step)
+    at, step = (None, None) if other is not None else _boundary(run, series, changes, at_step)
     before, after = _stretches(log, other, at)
     ratio = _ratio(series, other_series, at)
     attribution = _attribution(other or log, before, log, after)
@@ -107,7 +109,7 @@ def investigate(run: RunFolder, *, baseline: RunFolder | None = None, at_step: i
     near = [event for event in live if at is None or abs(event["at"] - at) <= NEAR_SECONDS]
     causes = attribution.causes if attribution else []
     return PostMortem(
-        run, log, series, changes, baseline, other, other_series, before, after, at, ratio, attribution, gauges,
+        run, log, series, changes, baseline, other, other_series, before, after, at, step, ratio, attribution, gauges,
         suspect(*gauges) if gauges else None, comparison, rank_suspects(comparison, near, causes),
         judge_jumpiness(log, other if comparison is not None and _same_order(comparison) else None), read_notes(run),
     )  # fmt: skip
@@ -157,17 +159,21 @@ def _numbered(path: Path, wanted: set[int]) -> list[str]:
     return found
 
 
-def _boundary(run: RunFolder, series: RateSeries, changes: Changes, at_step: int | None) -> float | None:
+def _boundary(run: RunFolder, series: RateSeries, changes: Changes, at_step: int | None) -> tuple[float | None, int | None]:
+    """When the change was, and the first step after it."""
     if at_step is None:
         drops = [change for change in changes.changes if change.ratio.change < 0]
-        return min(drops, key=lambda change: change.ratio.change).at_seconds if drops else None
+        if not drops:
+            return None, None
+        worst = min(drops, key=lambda change: change.ratio.change)
+        return worst.at_seconds, worst.step
     frame = series.frame
     later = frame.filter(pl.col("step") >= at_step)
     if later.is_empty() or len(later) == len(frame):
         first, last = frame["step"][0], frame["step"][-1]
         raise RefusedInput(f"--at {at_step}: {run.path} has steps {first} to {last}; choose one with steps on both sides")
     row = later.row(0, named=True)
-    return float(row["at"] - (row["seconds"] or 0.0))
+    return float(row["at"] - (row["seconds"] or 0.0)), at_step
 
 
 def _stretches(log: EventLog, other: EventLog | None, at: float | None) -> tuple[tuple[float, float], tuple[float, float]]:

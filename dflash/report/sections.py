@@ -90,9 +90,7 @@ def _timeline(post: PostMortem) -> Section:
         size = f"{ratio.change:+.0%} [{ratio.low:+.0%}, {ratio.high:+.0%}]"
         events.append((change.at_seconds, f"rate {ratio.before:.3g} to {ratio.after:.3g} {post.series.unit} ({size}){lag}"))
     for event in post.log.rare["change"]:
-        kind = "changed live" if event.get("accepted") else f"refused ({event.get('reason')})"
-        what = f"{event.get('key') or event.get('action')}: {event.get('old')} to {event.get('new')}, by {event.get('who')}"
-        events.append((event["at"], f"{kind}: {what}"))
+        events.append((event["at"], _command_words(event)))
     events += [(event["at"], f"worker lost: {event.get('worker')}") for event in post.log.rare["worker_lost"]]
     events += [(event["at"], f"warning: {event.get('message')}") for event in post.log.rare["warning"][:20]]
     events += [(event["at"], f"ended: {event.get('state')}") for event in post.log.rare["run_ended"]]
@@ -320,9 +318,8 @@ def _reproduce(post: PostMortem) -> Section:
     command = f"dflash report {post.run.path}"
     if post.baseline is not None:
         command += f" --baseline {post.baseline.path}"
-    elif post.at_seconds is not None:
-        row = post.series.frame.filter(pl.col("at") > post.at_seconds).head(1)
-        command += f" --at {row['step'][0]}" if len(row) else ""
+    elif post.at_step is not None:
+        command += f" --at {post.at_step}"
     gaps = list(post.log.imported.get("notes", []))
     if post.attribution is None:
         gaps.append("no accounts of the workers' time: the cause is suspected, not proved")
@@ -336,11 +333,21 @@ def _reproduce(post: PostMortem) -> Section:
     return Section("Reproduce", blocks)
 
 
+def _command_words(event: dict[str, Any]) -> str:
+    """A live command and the run's answer."""
+    who = f", by {event.get('who')}"
+    if not event.get("accepted"):
+        return f"refused ({event.get('reason')}): {event.get('key') or event.get('action')}{who}"
+    if event.get("key"):
+        return f"changed live: {event['key']} from {event.get('old')} to {event.get('new')}{who}"
+    return f"command: {event.get('action')}{who}"
+
+
 def _started(event: dict[str, Any]) -> str:
     return "log begins" if event.get("imported") and not event.get("step") else f"session begins at step {event.get('step')}"
 
 
 def _duration(seconds: float) -> str:
-    if seconds < 120:
+    if seconds < 600:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7_200 else f"{seconds / 3_600:.1f} h"

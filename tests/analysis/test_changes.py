@@ -69,6 +69,12 @@ def test_batches_stand_in_where_steps_are_few(simulated):
     assert len(series.kept) > 50
 
 
+def test_steps_are_the_rows_where_they_are_finer_than_batches(written):
+    batches = [("batch", {"time": 1_000 + at * 5.0, "tokens": 20_000, "step": at // 2}) for at in range(1, 101)]
+    series = rate_series(load_events(written([begin(), *batches, *steps(rates(10, 10)[:50])])))
+    assert series.source == "steps"
+
+
 def test_too_few_rows_are_said_to_be_too_few(written):
     assert find_changes(load_events(written([begin(), *steps([10, 10, 10])]))).verdict == "too little data"
     assert find_changes(load_events(written([begin()]))).verdict == "too little data"

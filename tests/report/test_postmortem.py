@@ -13,7 +13,7 @@ from dflash.cli_report import register
 from dflash.errors import RefusedInput
 from dflash.importing.command import import_logs
 from dflash.report.counterfactual import simulate_without
-from dflash.report.headline import headline
+from dflash.report.headline import _interval, headline
 from dflash.report.markdown import escape_markdown, render_markdown
 from dflash.report.page import render_page
 from dflash.report.postmortem import NOTES_FILE, investigate
@@ -182,3 +182,21 @@ def test_a_report_opens_in_a_real_browser_and_prints(runs, tmp_path):
         assert len(view.pdf(format="A4")) > 50_000
         browser.close()
     assert said == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ((-0.35, -0.49, -0.17), "17% to 49% less"),
+        ((0.2, 0.1, 0.3), "10% to 30% more"),
+        ((-0.5, -0.87, 0.95), "-87% to +95%"),
+        ((0.5, -0.2, 40.0), "-20% to over +1,000%"),
+    ],
+)
+def test_an_interval_says_its_direction_or_that_it_has_none(change, words):
+    assert _interval(*change) == words
+
+
+def test_the_command_of_a_report_asks_for_the_same_step(runs):
+    post = investigate(runs["slowed"], at_step=20)
+    assert f"dflash report {runs['slowed'].path} --at 20 --out" in render_markdown(postmortem_page(post)).replace("\\", "")
