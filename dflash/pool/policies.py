@@ -9,8 +9,8 @@ With a plan in stratified order the best policy is the plainest, `oldest`: it ke
 that mix away whenever drafters are the bottleneck; `deficit` and `round_robin` matter only for plans without an order.
 
 Nothing starves under `oldest`: an item is overtaken only by items before it in the plan. `round_robin` serves each bucket that
-holds anything once in `buckets` pulls of one drafter. `random`, `longest_queue` and `deficit` give no such bound for a single
-item while the run goes on; at the end of an epoch the pool is emptied under every policy.
+holds anything once in `buckets` pulls of one drafter. The bound of `random`, `longest_queue` and `deficit` is the epoch: an item is
+pulled before any item of a later epoch is, under every policy.
 """
 
 from __future__ import annotations
