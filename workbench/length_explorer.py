@@ -168,7 +168,8 @@ class LengthExplorer(View):
             numbers = [int(part) for part in text.replace("[", "").replace("]", "").replace(",", " ").split()]
         except ValueError as error:
             raise RefusedInput(f"boundaries {text!r}: expected whole numbers with commas, as in 0, 770, 1216, 8192") from error
-        self.set_boundaries(numbers)
+        if numbers != self.boundaries:  # the field is also written when a line was dragged
+            self.set_boundaries(numbers)
         self.tell("")
 
     @shows_errors
