@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, cast, get_args
 
@@ -220,7 +219,7 @@ def _start(run: Any, background: bool, as_json: bool) -> None:
 
     with run_view(sys.stderr if as_json else sys.stdout, lambda: total_steps_of(run.events)) as show:
         outcome = drive_run(run, show)
-    print_result({"run": str(run.path), **asdict(outcome)}, as_json)
+    print_result(outcome, as_json)
 
 
 def _numbers(text: str | None) -> list[int] | None:

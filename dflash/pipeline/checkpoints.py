@@ -41,6 +41,8 @@ class CheckpointStore:
     keep: int
     belongs_to: dict[str, Any]
     warn: Callable[[str], None]
+    look: Callable[[], None] = lambda: None
+    """Called before anything is written: the last moment to see that the folder was moved."""
     on_saved: Callable[[int, Path, int], None] = lambda step, folder, size_bytes: None
 
     def begin(self, step: int) -> Save:
@@ -49,10 +51,13 @@ class CheckpointStore:
         Raises:
             RunFailed: the folder can't be made.
         """
+        self.look()
         part = self._part(step)
-        shutil.rmtree(part, ignore_errors=True)
+        for left_over in self.folder.glob(".part-*"):  # of a session that was killed while it wrote
+            shutil.rmtree(left_over, ignore_errors=True)
         try:
-            part.mkdir(parents=True)
+            self.folder.mkdir(exist_ok=True)  # never the run's folder: if that was moved, it is not to be made anew
+            part.mkdir()
         except OSError as error:
             raise RunFailed(f"{part}: can't be made ({error.strerror}); make room, then `dflash resume`") from error
         return Save(part)
@@ -63,6 +68,7 @@ class CheckpointStore:
         Raises:
             RunFailed: it can't be written; the checkpoints before it are whole.
         """
+        self.look()
         part, final = self._part(step), self.folder / f"{_PREFIX}{step:08d}"
         try:
             files = {path.name: checksum(path) for path in sorted(part.iterdir())}

@@ -13,7 +13,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from dflash.errors import RunFailed
 from dflash.pipeline.ledger import BatchId
+
+
+class EngineDied(RunFailed):
+    """What carries the workers is gone, and the engine with it: the run is over, and a resume starts another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +125,9 @@ class Engine(Protocol):
         """Wait until something ends, at most so long (None: for ever). Empty: nothing ended, or nothing is under way.
 
         A lost worker's job ends with a `fault`; readers and targets are there again for the next job, a drafter is not.
+
+        Raises:
+            EngineDied: not a worker, but what carries them is gone.
         """
 
     def forget(self, batch: BatchId) -> None:

@@ -40,8 +40,15 @@ POLL_SECONDS = 0.25
 class LiveControl:
     """Polls a mailbox and obeys it."""
 
-    def __init__(self, run: RunFolder, recorder: Recorder, show: Callable[[str], None]) -> None:
-        self._run, self._recorder, self._show = run, recorder, show
+    def __init__(
+        self,
+        run: RunFolder,
+        recorder: Recorder,
+        show: Callable[[str], None],
+        watch: Callable[[Coordinator], None] = lambda coordinator: None,
+    ) -> None:
+        """`watch` is called before the mailbox is read: it sees whether the run's folder is still there."""
+        self._run, self._recorder, self._show, self._watch = run, recorder, show, watch
         self._mailbox = Mailbox(run)
         self._next_poll = 0.0
 
@@ -51,6 +58,7 @@ class LiveControl:
         if now < self._next_poll:
             return
         self._next_poll = now + POLL_SECONDS
+        self._watch(coordinator)
         for command in self._mailbox.poll():
             self._answer(command, coordinator)
 

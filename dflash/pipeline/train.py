@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dflash.batching.plan import plan_epoch
-from dflash.config import BatchingConfig, RunConfig
+from dflash.config import RunConfig
 from dflash.data.dataset import TokenDataset
 from dflash.doctor import examine
 from dflash.model.facts import target_facts
@@ -24,7 +23,9 @@ from dflash.model.shape import DrafterShape
 from dflash.pipeline.checkpoints import Checkpoint, CheckpointStore, newest_step
 from dflash.pipeline.coordinator import Coordinator, DrafterLost
 from dflash.pipeline.engines import make_engine
-from dflash.pipeline.jobs import Engine, PlannedBatch
+from dflash.pipeline.evaluation import plan_holdout
+from dflash.pipeline.folder_watch import FolderWatch
+from dflash.pipeline.jobs import Engine, EngineDied
 from dflash.pipeline.ledger import Ledger
 from dflash.pipeline.live import LiveControl
 from dflash.pipeline.plans import PlanStream, split_holdout
@@ -33,6 +34,7 @@ from dflash.pipeline.reports import Progress
 from dflash.pipeline.stages import RealStages
 from dflash.runs.export import LiveTrackers
 from dflash.runs.folder import RunFolder, write_json
+from dflash.runs.hold import Hold
 from dflash.runs.manifest import describe_environment
 from dflash.telemetry.recorder import SCHEMA_VERSION, Recorder
 from dflash.telemetry.system import SystemSampler
@@ -46,8 +48,9 @@ class StopNow(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a session of a run ended."""
+    """How a session of a run ended; `run` is its folder as it is called now."""
 
+    run: str
     state: str
     step: int
     total_steps: int
@@ -65,7 +68,11 @@ def drive_run(run: RunFolder, show: Callable[[str], None] = print) -> Outcome:
         RunFailed: what stopped it, and how to go on.
         StopNow: Ctrl-C came twice.
     """
-    with run.driven(), Recorder(run.events, "coordinator") as recorder, run.console_log.open("a", encoding="utf-8") as console:
+    with (
+        run.driven() as hold,
+        Recorder(run.events, "coordinator") as recorder,
+        run.console_log.open("a", encoding="utf-8") as console,
+    ):
 
         def show_and_keep(line: str) -> None:
             print(line, file=console, flush=True)
@@ -74,22 +81,33 @@ def drive_run(run: RunFolder, show: Callable[[str], None] = print) -> Outcome:
         try:
             with LiveTrackers(list(run.config().telemetry.trackers), run) as trackers:
                 recorder.observers.append(trackers.record)
-                outcome = _drive(run, recorder, show_and_keep)
+                outcome = _drive(hold, recorder, show_and_keep)
             for tracker, reason in trackers.failures.items():
                 show_and_keep(f"warning: telemetry.trackers: {tracker} failed and was left out: {reason}")
         except BaseException as error:
-            state = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
-            reason = str(error) or type(error).__name__
-            run.write_exit(state, reason=reason)
-            recorder.record("run_ended", state=state, reason=reason)
+            state = "stopped" if isinstance(error, KeyboardInterrupt) else "crashed" if isinstance(error, EngineDied) else "failed"
+            _keep_end(hold, recorder, state, reason=str(error) or type(error).__name__)
             raise
-        run.write_exit(outcome.state, step=outcome.step)
-        recorder.record("run_ended", state=outcome.state, step=outcome.step)
+        _keep_end(hold, recorder, outcome.state, step=outcome.step)
         return outcome
 
 
-def _drive(run: RunFolder, recorder: Recorder, show: Callable[[str], None]) -> Outcome:
+def _keep_end(hold: Hold, recorder: Recorder, state: str, **fields: Any) -> None:
+    """Leave the exit record and the last event.
+
+    Raises:
+        FolderGone: there is no place for them any more, whatever else went wrong before.
+    """
+    run = hold.find()
+    if hold.was_moved:
+        fields["reason"] = "; ".join([*([fields["reason"]] if "reason" in fields else []), f"its folder was moved to {run.path}"])
+    run.write_exit(state, **fields)
+    recorder.record("run_ended", state=state, **fields)
+
+
+def _drive(hold: Hold, recorder: Recorder, show: Callable[[str], None]) -> Outcome:
     """Sessions of one process: one, and one more for each time drafters have to go back to a checkpoint."""
+    run = hold.run
     examination = examine(run.config(), runs=run.path.parent, checkpoints=run.checkpoints)
     for warning in examination.warnings:
         show(f"warning: {warning}")
@@ -98,9 +116,9 @@ def _drive(run: RunFolder, recorder: Recorder, show: Callable[[str], None]) -> O
     steps_before_loss: list[int] = []
     while True:
         try:
-            return _train_on(run, recorder, show)
+            return _train_on(hold, recorder, show)
         except DrafterLost as error:
-            newest = newest_step(run.checkpoints)
+            newest = newest_step(hold.find().checkpoints)
             steps_before_loss.append(newest)
             if steps_before_loss.count(newest) > RETURNS_TO_ONE_CHECKPOINT:
                 raise
@@ -108,8 +126,9 @@ def _drive(run: RunFolder, recorder: Recorder, show: Callable[[str], None]) -> O
             show(f"warning: {error}; all drafters go back to step {newest}")
 
 
-def _train_on(run: RunFolder, recorder: Recorder, show: Callable[[str], None]) -> Outcome:
+def _train_on(hold: Hold, recorder: Recorder, show: Callable[[str], None]) -> Outcome:
     """Train from the newest whole checkpoint with a fresh engine."""
+    run = hold.run
     config = run.config()
     dataset = TokenDataset.open(Path(config.data.path))
     shape = check_fits(config, dataset)
@@ -118,7 +137,7 @@ def _train_on(run: RunFolder, recorder: Recorder, show: Callable[[str], None]) -
     pipeline = config.pipeline
     show(f"{run.path}: starting {pipeline.targets} targets and {pipeline.drafters} drafters on the {pipeline.engine} engine")
     with make_engine(config, RealStages(config, checkpoint.folder if checkpoint else None), run.path) as engine:
-        coordinator, reporter = _assemble(run, config, dataset, shape, checkpoint, store, engine, recorder, show)
+        coordinator, reporter = _assemble(hold, config, dataset, shape, checkpoint, store, engine, recorder, show)
         first, total = coordinator.progress.step, coordinator.total_steps
         recorder.record(
             "run_started",
@@ -137,6 +156,7 @@ def _train_on(run: RunFolder, recorder: Recorder, show: Callable[[str], None]) -
             state = coordinator.run()
         reporter.close(coordinator)
         return Outcome(
+            run=str(hold.run.path),
             state=state,
             step=coordinator.progress.step,
             total_steps=coordinator.total_steps,
@@ -148,7 +168,7 @@ def _train_on(run: RunFolder, recorder: Recorder, show: Callable[[str], None]) -
 
 
 def _assemble(
-    run: RunFolder,
+    hold: Hold,
     config: RunConfig,
     dataset: TokenDataset,
     shape: DrafterShape,
@@ -163,13 +183,14 @@ def _assemble(
     state: dict[str, Any] = checkpoint.state if checkpoint else {}
     ledger = Ledger.restored(state["ledger"]) if checkpoint else Ledger()
     progress = Progress(**state["progress"]) if checkpoint else Progress()
+    watch = FolderWatch(hold, store)
     reporter = RunReporter(
         config,
         recorder,
         show,
         run_tokens=int(dataset.lengths[kept].sum(dtype=np.int64)) * config.optim.epochs,
         trained_tokens=progress.committed_tokens,
-        live=LiveControl(run, recorder, show),
+        live=LiveControl(hold.run, recorder, show, watch.look),
     )
     stream = PlanStream(dataset.lengths, kept, config, ledger, reporter.planned)
     store.on_saved = reporter.saved
@@ -182,10 +203,11 @@ def _assemble(
         reporter,
         feature_bytes_per_token=shape.feature_size * config.target.feature_number_bytes,
         checkpointer=store,
-        holdout=plan_holdout(dataset, held_out, config, stream),
+        holdout=plan_holdout(stream, dataset.loss_tokens, held_out),
         progress=progress,
         saved_policy=state.get("policy"),
     )
+    store.look = lambda: watch.look(coordinator)
     return coordinator, reporter
 
 
@@ -209,20 +231,6 @@ def belongs_to(config: RunConfig, dataset: TokenDataset, shape: DrafterShape) ->
         "optim.seed": config.optim.seed,
         "drafter": shape.to_config(),
     }
-
-
-def plan_holdout(
-    dataset: TokenDataset, held_out: np.ndarray[Any, np.dtype[np.int64]], config: RunConfig, stream: PlanStream
-) -> list[PlannedBatch]:
-    """Held-out batches: sorted by length for little padding, small enough that one never holds up the pipeline for long."""
-    usable = held_out[dataset.loss_tokens[held_out] > 1]
-    if not len(usable):
-        return []
-    longest = int(dataset.lengths[usable].max())
-    budget = max(longest, config.batching.token_budget // 4)
-    settings = BatchingConfig(strategy="sorted", order="random", token_budget=budget)
-    plan = plan_epoch(dataset.lengths, settings, epoch=0, window=1, sample_ids=usable)
-    return stream.describe_plan(plan, epoch=-1)
 
 
 def _write_manifest(run: RunFolder, dataset: TokenDataset) -> None:

@@ -6,7 +6,7 @@ runs/<name>/config.yaml     every setting
             console.log     what a background run printed
             checkpoints/    step-00000100/, the newest few
             control/        mailbox, see control.py
-            process.json    pid and start time of the process that drives it, and its session's id
+            process.json    pid and beginning of the process that drives it, and its session's id
             exit.json       how its last session ended; absent while one is under way
 
 A run that was imported from a log has imported.json and events/; config.yaml only if the user gave one.
@@ -26,13 +26,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from dflash.config import RunConfig, build_config, dump_config, load_config
 from dflash.errors import RefusedInput, RunFailed
+from dflash.runs.hold import LOCK, Hold
+from dflash.runs.process import beginning_of
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
-_START_SLACK_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -99,34 +98,32 @@ class RunFolder:
         return "crashed" if (self.path / "process.json").exists() else "new"
 
     def is_driven(self) -> bool:
-        """Whether a session is under way: none has recorded its end, and its process lives (same pid AND start time, no zombie)."""
+        """Whether a session is under way: none has recorded its end, and its process lives (same pid AND beginning, no zombie)."""
         if (self.path / "exit.json").exists():
             return False
         process = read_json(self.path / "process.json")
-        try:
-            alive = psutil.Process(int(process["pid"]))
-            same = abs(alive.create_time() - float(process["start_time"])) < _START_SLACK_SECONDS
-            return same and alive.status() != psutil.STATUS_ZOMBIE
-        except (KeyError, ValueError, psutil.Error):
-            return False
+        pid, began = process.get("pid"), process.get("began")
+        return isinstance(pid, int) and began is not None and beginning_of(pid) == began
 
     @contextmanager
-    def driven(self) -> Iterator[None]:
+    def driven(self) -> Iterator[Hold]:
         """Hold the run while driving it: no second process may. The lock goes with the process, however it dies.
+
+        Gives the hold, which finds the folder again should it be moved meanwhile.
 
         Raises:
             RefusedInput: another process drives it.
         """
-        with (self.path / "run.lock").open("w") as lock:
+        with (self.path / LOCK).open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 pid = read_json(self.path / "process.json").get("pid", "?")
                 raise RefusedInput(f"{self.path}: process {pid} is driving this run; stop that first") from error
             (self.path / "exit.json").unlink(missing_ok=True)
-            me = psutil.Process()
-            write_json(self.path / "process.json", {"pid": me.pid, "start_time": me.create_time(), "session": uuid.uuid4().hex})
-            yield
+            me = os.getpid()
+            write_json(self.path / "process.json", {"pid": me, "began": beginning_of(me), "session": uuid.uuid4().hex})
+            yield Hold(self, lock.fileno())
 
     def write_exit(self, state: str, **fields: Any) -> None:
         """Record how this session ended; without this record a dead run counts as crashed."""

@@ -54,9 +54,17 @@ def sample_system(disk: Path) -> dict[str, Any]:
         "memory_available_bytes": memory.available,
         "run_memory_bytes": _tree_bytes(),
         "shared_memory_used_bytes": shutil.disk_usage(shared).used if shared.is_dir() else None,
-        "disk_free_bytes": shutil.disk_usage(disk).free,
+        "disk_free_bytes": _free_bytes(disk),
         "gpus": sample_gpus(),
     }
+
+
+def _free_bytes(folder: Path) -> int | None:
+    """Free bytes of the disk a folder is on; None when somebody moved the folder away."""
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None
 
 
 def sample_gpus() -> list[dict[str, float]]:

@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -10,6 +11,8 @@ import pytest
 from dflash.config import build_config
 from dflash.errors import RefusedInput
 from dflash.runs.folder import change_config, create_run, list_runs, open_run, read_json, write_json
+from dflash.runs.hold import FolderGone
+from dflash.runs.process import beginning_of
 
 CONFIG = build_config({"data": {"path": "data"}, "target": {"path": "qwen3-tiny"}})
 
@@ -44,7 +47,7 @@ def test_states_follow_process_and_exit_record(tmp_path):
         assert run.state() == "running"
         run.write_exit("stopped", step=3)
         assert run.state() == "stopped"  # although this very process lives on, as a notebook's kernel does
-    write_json(run.path / "process.json", {"pid": os.getpid(), "start_time": 1.0})  # the pid was taken by another process since
+    write_json(run.path / "process.json", {"pid": os.getpid(), "began": "x/1"})  # the pid was taken by another process since
     assert run.state() == "stopped"
     (run.path / "exit.json").unlink()
     assert run.state() == "crashed"
@@ -52,13 +55,47 @@ def test_states_follow_process_and_exit_record(tmp_path):
 
 def test_a_zombie_does_not_count_as_running(tmp_path):
     run = create_run(tmp_path, "first", CONFIG)
-    child = subprocess.Popen([sys.executable, "-c", "pass"])
-    process = psutil.Process(child.pid)
-    write_json(run.path / "process.json", {"pid": child.pid, "start_time": process.create_time()})
-    while process.status() != psutil.STATUS_ZOMBIE:
+    child = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    write_json(run.path / "process.json", {"pid": child.pid, "began": beginning_of(child.pid)})
+    assert run.state() == "running"
+    child.stdin.close()
+    while psutil.Process(child.pid).status() != psutil.STATUS_ZOMBIE:
         time.sleep(0.01)
     assert run.state() == "crashed"
     child.wait()
+
+
+@pytest.mark.parametrize("record", [{}, {"pid": "x", "began": "y"}, {"pid": 2**40, "began": "y"}, {"pid": os.getpid()}])
+def test_a_process_record_that_names_no_living_process_counts_as_crashed(tmp_path, record):
+    run = create_run(tmp_path, "first", CONFIG)
+    write_json(run.path / "process.json", record)
+    assert run.state() == "crashed"
+
+
+@pytest.mark.parametrize("hours", [-1, 1, 24 * 365])
+def test_a_run_stays_running_when_the_clock_is_set(tmp_path, monkeypatch, hours):
+    """Setting the clock moves the time of day at which every process seems to have started."""
+    run = create_run(tmp_path, "first", CONFIG)
+    with run.driven():
+        real_time, real_start = time.time, psutil.Process.create_time
+        monkeypatch.setattr(time, "time", lambda: real_time() + hours * 3_600)
+        monkeypatch.setattr(psutil.Process, "create_time", lambda process: real_start(process) + hours * 3_600)
+        assert run.state() == "running"
+        with pytest.raises(RefusedInput, match="is driving this run"), run.driven():
+            pass
+
+
+def test_a_held_folder_is_found_where_it_was_moved_and_missed_when_it_is_gone(tmp_path):
+    run = create_run(tmp_path, "first", CONFIG)
+    with run.driven() as hold:
+        assert hold.find() == run
+        for place in ("second", "deeper/third"):
+            (tmp_path / place).parent.mkdir(exist_ok=True)
+            hold.run.path.rename(tmp_path / place)
+            assert hold.find().path == tmp_path / place
+        shutil.rmtree(tmp_path / place)
+        with pytest.raises(FolderGone, match=r"third: the run's folder was deleted"):
+            hold.find()
 
 
 def test_two_processes_never_drive_one_run(tmp_path):

@@ -35,6 +35,7 @@ def connect(config: RunConfig) -> bool:
     os.environ.update(_ENVIRONMENT)
     address = config.pipeline.ray_address
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    _let_ray_print(False)
     try:
         if address is not None:
             ray.init(address=address, **quiet)
@@ -43,9 +44,24 @@ def connect(config: RunConfig) -> bool:
             store = store_bytes(config.pool.capacity_bytes)
             ray.init(address="local", object_store_memory=store, num_cpus=os.cpu_count(), include_dashboard=False, **quiet)
     except (ConnectionError, RuntimeError, ValueError) as error:
+        _let_ray_print(True)
         where = f"the cluster at pipeline.ray_address={address}" if address else "Ray on this machine"
         raise RunFailed(f"can't reach or start {where}: {error}") from error
     return address is None
+
+
+def disconnect() -> None:
+    """Leave the cluster; a Ray that was started here ends. Harmless when there is none."""
+    ray.shutdown()
+    _let_ray_print(True)
+
+
+def _let_ray_print(may: bool) -> None:
+    """Whether Ray's library prints its own messages (of workers that died, say) on this process's standard output, where results go.
+
+    No setting of Ray's does this; its debugger uses the same switch. What is worth telling, the run tells itself.
+    """
+    ray._private.worker._worker_logs_enabled = may
 
 
 def store_bytes(capacity_bytes: int) -> int:

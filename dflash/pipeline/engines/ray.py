@@ -7,6 +7,7 @@ of the run's folder. On CUDA each target and each drafter has a GPU of its own (
 
 A worker that dies is noticed at once; one that hangs, when it has not answered a call on its health thread for `HANG_SECONDS`: it is then
 killed, which makes it a dead one. Ray starts readers and targets again; drafters are left to the caller, who goes back to a checkpoint.
+Ray's own daemons are watched too: without them nothing goes on, and the run ends with a reason (see `ray_processes`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import os
 import signal
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,13 +28,15 @@ import ray
 from dflash.config import RunConfig
 from dflash.errors import DFlashError, RunFailed
 from dflash.pipeline.engines.actors import DrafterActor, ReaderActor, TargetActor
-from dflash.pipeline.engines.cluster import connect, gpus_per_worker
-from dflash.pipeline.jobs import Completion, Evaluate, Job, Prefetch, Produce, Save, Step, Train
+from dflash.pipeline.engines.cluster import connect, disconnect, gpus_per_worker
+from dflash.pipeline.engines.ray_processes import RayProcesses, is_orphan
+from dflash.pipeline.jobs import Completion, EngineDied, Evaluate, Job, Prefetch, Produce, Save, Step, Train
 from dflash.pipeline.ledger import BatchId
 from dflash.pipeline.stages import Stages
 
 HANG_SECONDS = 30.0
 HEALTH_SECONDS = 10.0
+DAEMON_SECONDS = 0.5
 _GONE = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError, ray.exceptions.ObjectLostError)
 
 
@@ -58,9 +63,12 @@ class RayEngine:
         self._features: dict[BatchId, Any] = {}
         self._restarting: dict[Any, Completion] = {}
         self._workers: dict[tuple[str, int], _Worker] = {}
-        self._next_health = 0.0
+        self._next_health = self._next_daemons = 0.0
+        self._folder = folder
+        for left_over in folder.glob("drafters-*"):  # of a session that was killed; no other drives this run now
+            left_over.unlink(missing_ok=True)
         self._meeting = folder / f"drafters-{uuid.uuid4().hex}"
-        self._own_cluster = connect(config)
+        self._processes = RayProcesses.of_this_process() if connect(config) else RayProcesses()
         try:
             self._start_actors(stages, gpus_per_worker(config))
         except BaseException:
@@ -73,21 +81,27 @@ class RayEngine:
 
     def submit(self, job: Job) -> None:
         """Call the actor the job names; for a step, all drafters."""
-        references = self._call(job)
+        with self._faults_of_ray_named():
+            references = self._call(job)
         self._jobs[references[0]] = (job, references)
 
     def wait(self, patience_seconds: float | None) -> list[Completion]:
         """Wait until a job ends. A step ends when the last drafter's did."""
-        self._look_after_workers()
+        now = time.monotonic()
+        if now >= self._next_daemons:
+            self._next_daemons = now + DAEMON_SECONDS
+            self._refuse_dead_ray()
         awaited = [*self._jobs, *self._restarting]
         if not awaited:
             if patience_seconds:
                 time.sleep(patience_seconds)
             return []
-        ended, _ = ray.wait(awaited, num_returns=1, timeout=patience_seconds, fetch_local=False)
-        if ended:  # take all that are done by now: one wake-up, one turn of the coordinator
-            ended, _ = ray.wait(awaited, num_returns=len(awaited), timeout=0, fetch_local=False)
-        completions = [self._complete(reference) for reference in ended]
+        with self._faults_of_ray_named():
+            self._look_after_workers()
+            ended, _ = ray.wait(awaited, num_returns=1, timeout=patience_seconds, fetch_local=False)
+            if ended:  # take all that are done by now: one wake-up, one turn of the coordinator
+                ended, _ = ray.wait(awaited, num_returns=len(awaited), timeout=0, fetch_local=False)
+            completions = [self._complete(reference) for reference in ended]
         return [completion for completion in completions if completion is not None]
 
     def forget(self, batch: BatchId) -> None:
@@ -96,15 +110,18 @@ class RayEngine:
         self._features.pop(batch, None)
 
     def close(self) -> None:
-        """End the actors, and Ray itself where this engine started it."""
+        """End the actors, and Ray itself where this engine started it (a cluster it joined is left)."""
         self._rows.clear()
         self._features.clear()
-        for worker in self._workers.values():
-            ray.kill(worker.actor)
-        if self._own_cluster:
-            ray.shutdown()
+        is_dead = self._processes.fault() is not None
+        if not is_dead:
+            for worker in self._workers.values():
+                ray.kill(worker.actor)
+        if not (is_dead and is_orphan()):  # Ray's library would end such a process here, before it has said why
+            disconnect()
         for worker in self._workers.values():
             _kill_process(worker.pid)  # a stopped process never gets Ray's message
+        self._processes.end()
         self._meeting.unlink(missing_ok=True)
 
     def pids(self) -> dict[str, int]:
@@ -120,10 +137,12 @@ class RayEngine:
         for rank in range(self.drafters):
             actor = DrafterActor.options(num_gpus=gpus).remote(stages, rank, self.drafters, self._meeting)
             self._workers["drafter", rank] = _Worker(actor)
-        for worker, pid in zip(
-            self._workers.values(), _results([worker.actor.pid.remote() for worker in self._workers.values()]), strict=True
-        ):
+        pids = [worker.actor.pid.remote() for worker in self._workers.values()]
+        while len(ray.wait(pids, num_returns=len(pids), timeout=DAEMON_SECONDS, fetch_local=False)[0]) < len(pids):
+            self._refuse_dead_ray()
+        for worker, pid in zip(self._workers.values(), _results(pids), strict=True):
             worker.pid, worker.answered_at = pid, time.monotonic()
+        self._processes.remember()
 
     def _call(self, job: Job) -> list[Any]:
         match job:
@@ -151,6 +170,7 @@ class RayEngine:
         try:
             answers = _results(references)
         except _GONE as error:
+            self._refuse_dead_ray()
             lost = Completion(job, 0.0, fault=_first_line(error))
             if not isinstance(job, Prefetch | Produce):
                 return lost
@@ -167,6 +187,7 @@ class RayEngine:
         if now < self._next_health:
             return
         self._next_health = now + HEALTH_SECONDS
+        self._processes.remember()
         for (kind, number), worker in self._workers.items():
             if worker.asked is not None and ray.wait([worker.asked], timeout=0, fetch_local=False)[0]:
                 try:
@@ -183,6 +204,25 @@ class RayEngine:
                 worker.answered_at = now
             if worker.asked is None:
                 worker.asked = worker.actor.pid.remote()
+
+    def _refuse_dead_ray(self) -> None:
+        fault = self._processes.fault()
+        if fault is not None:
+            raise EngineDied(
+                f"{fault}: it was killed, or the machine ran out of memory. The last checkpoint is whole; go on from it with "
+                f"`dflash resume {self._folder}`"
+            )
+
+    @contextmanager
+    def _faults_of_ray_named(self) -> Iterator[None]:
+        """What Ray itself raises, as an error a user can do something about."""
+        try:
+            yield
+        except ray.exceptions.RayError as error:
+            self._refuse_dead_ray()
+            raise EngineDied(
+                f"Ray failed ({_first_line(error)}); go on from the last checkpoint with `dflash resume {self._folder}`"
+            ) from error
 
 
 def _results(references: list[Any]) -> list[Any]:
