@@ -1,12 +1,13 @@
 """The events of a run, as the analyses want them: frames of steps, batches and lines, and lists of the rarer kinds.
 
-Only the kinds asked for are decoded (a line begins with its kind), so a log of a million lines is read in seconds. Times are seconds since the
+A file is read block by block, and of each line only the columns that analyses use are decoded, so memory grows with those columns and not with
+the bytes of the file. Samples are counters, of which every second, fourth, ... is kept when there are very many. Times are seconds since the
 first event; the run's clock is wall time, a simulated run's its virtual time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,19 +18,25 @@ import polars as pl
 from dflash.runs.folder import RunFolder, read_json
 
 Event = dict[str, Any]
-_COLUMNS: dict[str, tuple[str, ...]] = {
-    "step": (
-        "at", "step", "epoch", "loss", "grad_norm", "tokens", "padded_tokens", "batches", "step_seconds", "skipped", "class_tokens",
-        "batch_ids", "lr",
-    ),
-    "batch": (
-        "at", "batch", "drafter", "rows", "tokens", "padded_tokens", "longest", "length_squared", "bucket", "accuracy", "loss",
-        "prefetch_seconds", "target_seconds", "drafter_seconds",
-    ),
-    "line": (
-        "at", "source_line", "step", "loss", "grad_norm", "rate", "rate_unit", "target_batches_per_second", "drafter_batches_per_second",
-        "prefetched", "pooled", "pool_histogram",
-    ),
+BLOCK_BYTES = 16 * 2**20
+MOST_SAMPLES = 20_000
+_NUMBER, _COUNT, _TEXT = pl.Float64(), pl.Int64(), pl.String()
+_COLUMNS: dict[str, dict[str, pl.DataType]] = {
+    "step": {
+        "step": _COUNT, "epoch": _NUMBER, "loss": _NUMBER, "grad_norm": _NUMBER, "tokens": _COUNT, "padded_tokens": _COUNT,
+        "batches": _COUNT, "step_seconds": _NUMBER, "skipped": pl.Boolean(), "class_tokens": pl.List(_COUNT), "batch_ids": pl.List(_TEXT),
+        "lr": _NUMBER,
+    },
+    "batch": {
+        "batch": _TEXT, "drafter": _COUNT, "rows": _COUNT, "tokens": _COUNT, "padded_tokens": _COUNT, "longest": _COUNT,
+        "length_squared": _COUNT, "bucket": _COUNT, "accuracy": _NUMBER, "loss": _NUMBER, "prefetch_seconds": _NUMBER,
+        "target_seconds": _NUMBER, "drafter_seconds": _NUMBER,
+    },
+    "line": {
+        "source_line": _COUNT, "step": _COUNT, "loss": _NUMBER, "grad_norm": _NUMBER, "rate": _NUMBER, "rate_unit": _TEXT,
+        "target_batches_per_second": _NUMBER, "drafter_batches_per_second": _NUMBER, "prefetched": _COUNT, "pooled": _COUNT,
+        "pool_histogram": pl.List(_COUNT),
+    },
 }  # fmt: skip
 _RARE = ("run_started", "run_ended", "sample", "evaluation", "checkpoint", "change", "plan", "system", "warning", "worker_lost")
 
@@ -41,7 +48,7 @@ class EventLog:
     Attributes:
         run: its folder.
         steps, batches, lines: frames with `at`, seconds since the first event, ascending; columns an event lacks are absent.
-        rare: events of the other kinds, by kind, each with `at`.
+        rare: events of the other kinds, by kind, each with `at`; `MOST_SAMPLES` of `sample` and of `system` at most.
         origin: seconds since 1970 of the first event.
         imported: the import's manifest; empty for a run of our own.
     """
@@ -76,42 +83,106 @@ class EventLog:
 
 def load_events(run: RunFolder) -> EventLog:
     """Read all of a run's events."""
-    wanted = {**dict.fromkeys(_COLUMNS, ()), **dict.fromkeys(_RARE, ())}
-    found: dict[str, list[Event]] = {kind: [] for kind in wanted}
-    for kind, event in _decoded(run.events, tuple(wanted)):
-        found[kind].append(event)
-    origin = min((event["time"] for events in found.values() for event in events[:1]), default=0.0)
-    for events in found.values():
+    found: dict[str, list[pl.DataFrame]] = {kind: [] for kind in _COLUMNS}
+    thinned = {kind: _Thinned() for kind in ("sample", "system")}
+    rare: dict[str, list[Event]] = {kind: [] for kind in _RARE}
+    for lines in _blocks(run.events):
+        for kind, columns in _COLUMNS.items():
+            chosen = _of_kind(lines, kind)
+            if len(chosen):
+                found[kind].append(_decoded(chosen, columns))
+        for kind in _RARE:
+            keep = thinned[kind].add if kind in thinned else rare[kind].append
+            for event in _parsed(_of_kind(lines, kind)):
+                keep(event)
+    rare |= {kind: kept.events() for kind, kept in thinned.items()}
+    frames = {kind: _in_order(parts) for kind, parts in found.items()}
+    for events in rare.values():
         events.sort(key=_time)
-        for event in events:
-            event["at"] = event["time"] - origin
-    frames = {kind: _frame(found[kind], columns) for kind, columns in _COLUMNS.items()}
-    rare = {kind: found[kind] for kind in _RARE}
-    return EventLog(run, frames["step"], frames["batch"], frames["line"], rare, origin, read_json(run.path / "imported.json"))
+    firsts = [
+        *(float(frame["time"][0]) for frame in frames.values() if len(frame)),
+        *(_time(events[0]) for events in rare.values() if events),
+    ]
+    origin = min(firsts, default=0.0)
+    for event in (event for events in rare.values() for event in events):
+        event["at"] = event["time"] - origin
+    steps, batches, lines_told = (_known(frames[kind], origin) for kind in ("step", "batch", "line"))
+    return EventLog(run, steps, batches, lines_told, rare, origin, read_json(run.path / "imported.json"))
 
 
 def _time(event: Event) -> float:
     return float(event["time"])
 
 
-def _decoded(folder: Path, kinds: tuple[str, ...]) -> Iterator[tuple[str, Event]]:
-    """Whole lines of these kinds, file by file; a torn last line and lines that are no event are left out."""
-    heads = tuple(f'{{"event":"{kind}"'.encode() for kind in kinds)
+class _Thinned:
+    """Events in order, thinned out evenly when they are too many; the last is always kept."""
+
+    def __init__(self) -> None:
+        self._kept: list[Event] = []
+        self._last: Event | None = None
+        self._every, self._seen = 1, 0
+
+    def add(self, event: Event) -> None:
+        self._last = event
+        if self._seen % self._every == 0:
+            self._kept.append(event)
+        self._seen += 1
+        if len(self._kept) >= MOST_SAMPLES:
+            self._kept, self._every = self._kept[::2], 2 * self._every
+
+    def events(self) -> list[Event]:
+        last_is_kept = self._last is None or (self._kept and self._kept[-1] is self._last)
+        return self._kept if last_is_kept else [*self._kept, self._last]  # type: ignore[list-item]
+
+
+def _blocks(folder: Path) -> Iterator[pl.Series]:
+    """Whole lines, file by file; a torn last line is left out."""
     for path in sorted(folder.glob("*.jsonl")):
         with path.open("rb") as file:
-            for line in file:
-                if not line.startswith(heads) or not line.endswith(b"\n"):
-                    continue
-                try:
-                    event = orjson.loads(line)
-                except orjson.JSONDecodeError:
-                    continue
-                if isinstance(event.get("time"), int | float):
-                    yield event["event"], event
+            while block := file.read(BLOCK_BYTES):
+                block += file.readline()
+                text = block[: block.rfind(b"\n") + 1].decode(errors="replace")
+                yield pl.Series([text], dtype=pl.String).str.split("\n").explode()
 
 
-def _frame(events: list[Event], columns: tuple[str, ...]) -> pl.DataFrame:
-    known = [name for name in columns if any(event.get(name) is not None for event in events)]
-    if not known:
+def _of_kind(lines: pl.Series, kind: str) -> pl.Series:
+    """By the recorder's own writing of a line, which begins with the kind."""
+    return lines.filter(lines.str.starts_with(f'{{"event":"{kind}"'))
+
+
+def _decoded(lines: pl.Series, columns: dict[str, pl.DataType]) -> pl.DataFrame:
+    """`time` and the columns of lines of one kind; lines that are no event are left out."""
+    schema = {"time": _NUMBER, **columns}
+    try:
+        frame = lines.str.json_decode(pl.Struct(schema)).struct.unnest()
+    except pl.exceptions.ComputeError:  # one of them is torn or odd: line by line
+        events = list(_parsed(lines))
+        texts = [{name: event.get(name) for name in schema} for event in events]
+        frame = pl.DataFrame(
+            {name: pl.Series([row[name] for row in texts], dtype=dtype, strict=False) for name, dtype in schema.items()}
+        )
+    return frame.filter(pl.col("time").is_not_null())
+
+
+def _parsed(lines: Iterable[str]) -> Iterator[Event]:
+    """The lines that are events."""
+    for line in lines:
+        try:
+            event = orjson.loads(line)
+        except orjson.JSONDecodeError:
+            continue
+        if isinstance(event.get("time"), int | float):
+            yield event
+
+
+def _in_order(parts: list[pl.DataFrame]) -> pl.DataFrame:
+    if not parts:
         return pl.DataFrame()
-    return pl.DataFrame({name: pl.Series(name, [event.get(name) for event in events], strict=False) for name in known})
+    frame = pl.concat(parts)
+    return frame if frame["time"].is_sorted() else frame.sort("time", maintain_order=True)
+
+
+def _known(frame: pl.DataFrame, origin: float) -> pl.DataFrame:
+    """The columns that hold anything, and `at`."""
+    known = [name for name in frame.columns if name != "time" and frame[name].null_count() < len(frame)]
+    return frame.select(pl.col("time").sub(origin).alias("at"), *known) if len(frame) else pl.DataFrame()
