@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import stat
 import time
@@ -26,6 +27,7 @@ Action = Literal["set", "pause", "continue", "checkpoint", "stop"]
 ACTIONS: tuple[str, ...] = get_args(Action)
 LARGEST_COMMAND_BYTES = 64 * 1024
 COMMANDS_A_POLL = 100
+_ID = re.compile(r"(\d{20})-[0-9a-f]{8}\.json")
 
 
 @dataclass(frozen=True)
@@ -58,15 +60,15 @@ def send_command(run: RunFolder, action: str, *, key: str | None = None, value: 
         state = run.state()
         remedy = "" if state == "finished" else f"; go on with `dflash resume {run.path}`"
         raise RefusedInput(f"{run.path} is {state}: nobody would read the command{remedy}")
+    inbox = run.path / "control" / "inbox"
     command = {
-        "id": f"{time.time_ns():020d}-{secrets.token_hex(4)}",
+        "id": _next_id(inbox),
         "session": read_json(run.path / "process.json").get("session"),
         "action": action,
         "key": key,
         "value": value,
         "who": who or f"{os.environ.get('USER') or os.getuid()}@{os.uname().nodename}",
     }
-    inbox = run.path / "control" / "inbox"
     part = inbox.parent / f".{command['id']}.part"
     try:
         inbox.mkdir(parents=True, exist_ok=True)
@@ -96,6 +98,15 @@ def await_answer(run: RunFolder, command_id: str, seconds: float = 30.0) -> dict
         if time.monotonic() > deadline:
             raise RunFailed(f"{run.path}: no answer to command {command_id} within {seconds:g} s; see its events later")
         time.sleep(0.05)
+
+
+def _next_id(inbox: Path) -> str:
+    """An id that sorts behind those of the commands that wait, even if the clock was set back since they were sent."""
+    try:
+        waiting = [int(found[1]) for name in os.listdir(inbox) if (found := _ID.fullmatch(name))]
+    except OSError:  # none was ever sent
+        waiting = []
+    return f"{max(time.time_ns(), *waiting, 0) + 1:020d}-{secrets.token_hex(4)}"
 
 
 class Mailbox:

@@ -74,10 +74,13 @@ def _event(line: bytes) -> dict[str, Any] | None:
 
 def _ktok_per_second(steps: list[dict[str, Any]]) -> float | None:
     """Real tokens committed per second between the first and the last of these steps."""
-    if len(steps) < 2 or steps[-1]["time"] <= steps[0]["time"] or "tokens" not in steps[-1]:
+    if len(steps) < 2 or "tokens" not in steps[-1]:
         return None
-    tokens = sum(int(step["tokens"]) for step in steps[1:])
-    return round(tokens / float(steps[-1]["time"] - steps[0]["time"]) / 1_000, 2)
+    clock = "seconds" if "seconds" in steps[0] and "seconds" in steps[-1] else "time"  # the first is never set
+    seconds = float(steps[-1][clock] - steps[0][clock])
+    if seconds <= 0:
+        return None
+    return round(sum(int(step["tokens"]) for step in steps[1:]) / seconds / 1_000, 2)
 
 
 def _rounded(value: float | None) -> float | None:

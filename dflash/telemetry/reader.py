@@ -89,7 +89,11 @@ def event_frame(events: list[dict[str, Any]], kind: str) -> pl.DataFrame:
 
 
 def committed_steps(steps: pl.DataFrame) -> pl.DataFrame:
-    """One row a step: after a resume the steps done again replace the ones they repeat."""
+    """One row a step: after a resume the steps done again replace the ones they repeat, and all that came after those.
+
+    The rows are taken in the order they have, which is that of writing in a frame of `event_frame`; no clock is asked.
+    """
     if steps.is_empty():
         return steps
-    return steps.sort("time").unique(subset="step", keep="last").sort("step")
+    lowest_after = pl.col("step").reverse().cum_min().reverse().shift(-1)
+    return steps.filter(lowest_after.is_null() | (pl.col("step") < lowest_after))

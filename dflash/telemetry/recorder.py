@@ -2,7 +2,8 @@
 
 Each event is written with one unbuffered write, so a SIGKILL loses nothing that was logged and can at most tear the last line, which
 readers skip. Every line has `event`, `time` (seconds since 1970) and `seconds` (since the recorder was opened, on a clock that only
-goes forward). NaN and infinities become null, with their keys listed in `nonfinite`.
+goes forward). When the machine's clock is set back, `time` goes on as if it had not been: it never goes back in a file. NaN and
+infinities become null, with their keys listed in `nonfinite`.
 
 Events and their fields are listed in docs/events.md.
 """
@@ -31,7 +32,8 @@ class Recorder:
         """Open `folder/<writer>-<n>.jsonl`, with the first n that is free, so that each session has a file of its own."""
         folder.mkdir(parents=True, exist_ok=True)
         self.path, self._file = _open_new(folder, writer)
-        self._started = time.monotonic()
+        self._started = self._last_moment = time.monotonic()
+        self._last_time = time.time()
         self.write_seconds = 0.0
         self.observers: list[Callable[[dict[str, Any]], None]] = []
         """Told of each event once it is written, and counted into `write_seconds`."""
@@ -49,7 +51,7 @@ class Recorder:
             RunFailed: the disk is full or the folder is gone.
         """
         started = time.perf_counter()
-        whole = {"event": event, "time": time.time(), "seconds": time.monotonic() - self._started, **fields}
+        whole = {"event": event, **self._now(), **fields}
         try:
             os.write(self._file, encode(whole))
         except OSError as error:
@@ -57,6 +59,12 @@ class Recorder:
         for observe in self.observers:
             observe(whole)
         self.write_seconds += time.perf_counter() - started
+
+    def _now(self) -> dict[str, float]:
+        moment = time.monotonic()
+        self._last_time = max(time.time(), self._last_time + moment - self._last_moment)
+        self._last_moment = moment
+        return {"time": self._last_time, "seconds": moment - self._started}
 
     def close(self) -> None:
         """Close the file; nothing was buffered."""

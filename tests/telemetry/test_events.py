@@ -86,6 +86,19 @@ def test_nothing_logged_is_lost_to_a_kill(tmp_path):
     assert len(steps) >= acknowledged
 
 
+@pytest.mark.parametrize("jump", [-3_600.0, 3_600.0])
+def test_times_never_go_back_when_the_clock_is_set(tmp_path, monkeypatch, jump):
+    real = time.time
+    with Recorder(tmp_path, "coordinator") as recorder:
+        recorder.record("step", step=1)
+        monkeypatch.setattr(time, "time", lambda: real() + jump)
+        recorder.record("step", step=2)
+        recorder.record("step", step=3)
+    first, second, third = (event["time"] for event in read_events(tmp_path))
+    assert first < second < third
+    assert (second - first > 3_000) == (jump > 0)
+
+
 def test_a_full_disk_says_which_file_and_how_to_go_on(tmp_path, monkeypatch):
     recorder = Recorder(tmp_path, "coordinator")
     monkeypatch.setattr(os, "write", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left on device")))
@@ -104,3 +117,8 @@ def test_frames_have_a_row_an_event_and_null_where_a_key_is_missing():
 def test_steps_done_again_after_a_resume_replace_those_they_repeat():
     steps = pl.DataFrame({"step": [1, 2, 3, 2, 3], "time": [1.0, 2.0, 3.0, 10.0, 11.0], "loss": [5.0, 4.0, 3.0, 4.5, 3.5]})
     assert committed_steps(steps)["loss"].to_list() == [5.0, 4.5, 3.5]
+    steps = pl.DataFrame({"step": [1, 2, 3, 4, 2], "time": [11.0, 12.0, 13.0, 14.0, 2.0], "loss": [5.0, 4.0, 3.0, 2.0, 4.5]})
+    assert committed_steps(steps)["loss"].to_list() == [
+        5.0,
+        4.5,
+    ]  # the clock was set back; steps 3 and 4 have not been done again yet
