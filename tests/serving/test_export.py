@@ -3,11 +3,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
+from transformers.cache_utils import DFlashCache
 
 from dflash.errors import RefusedInput
 from dflash.serving.cached_drafter import DraftSequence
@@ -27,8 +29,25 @@ def found(folder: Path) -> FoundDrafter:
     return find_drafter(folder, folder, print)
 
 
-def test_another_implementation_reads_the_folder_and_drafts_the_same(exported: Path, target_folder: Callable[[str], Path]) -> None:
+SHAPES: dict[str, dict[str, Any]] = {
+    "full": {},
+    "sliding": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6},
+    "all sliding, as long as a block": {"layer_types": ["sliding_attention"] * 2, "sliding_window": 5},
+    "causal": {"is_causal": True},
+    "sliding and causal": {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 7, "is_causal": True},
+}
+
+
+@pytest.mark.parametrize("context", [3, 11, 40])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_another_implementation_reads_the_folder_and_drafts_the_same(
+    shape: str, context: int, tmp_path: Path, target_folder: Callable[[str], Path]
+) -> None:
+    run = run_with_checkpoints(tmp_path / "runs", target_folder("qwen3"), [10], drafter=SHAPES[shape])
+    exported = export_drafter(find_drafter(run.path, tmp_path, print), tmp_path / "out").out
     config = json.loads((exported / "config.json").read_text())
+    # Their window counts distance, and both ways: a slot sees |distance| <= window. Ours counts tokens, the slot itself included.
+    windows = {} if config["sliding_window"] is None else {"sliding_window": config["sliding_window"] - 1}
     theirs = MuseGlimmerAssistantModel(
         MuseGlimmerAssistantConfig(
             **{
@@ -38,6 +57,7 @@ def test_another_implementation_reads_the_folder_and_drafts_the_same(exported: P
                     "head_dim", "rms_norm_eps", "rope_parameters", "layer_types", "max_position_embeddings", "block_size",
                 )
             },
+            **windows,
             mask_token_id=config["dflash_config"]["mask_token_id"],
             target_layer_ids=config["dflash_config"]["target_layer_ids"],
         )
@@ -47,14 +67,37 @@ def test_another_implementation_reads_the_folder_and_drafts_the_same(exported: P
     theirs.load_state_dict(tensors, strict=True)
 
     target = DecodingTarget.load(target_folder("qwen3"), layer_ids=config["dflash_config"]["target_layer_ids"])
-    features = torch.randn(11, theirs.encoder.fc.in_features, generator=torch.Generator().manual_seed(0))
+    features = torch.randn(context, theirs.encoder.fc.in_features, generator=torch.Generator().manual_seed(0))
     anchor = 17
     block = torch.tensor([anchor, *[config["dflash_config"]["mask_token_id"]] * (config["block_size"] - 1)])
     with torch.no_grad():
-        hidden = theirs(noise_embeds=target.embedding[block][None], context_hidden_states=features[None]).last_hidden_state
-    drafts = DraftSequence(load_drafter(exported), target, capacity=11)
+        hidden = theirs(
+            noise_embeds=target.embedding[block][None],
+            context_hidden_states=features[None],
+            attention_mask=causal_masks(config, context) if config["is_causal"] else None,
+            cache=None if config["is_causal"] else cache_before(context, theirs.config),
+        ).last_hidden_state
+    drafts = DraftSequence(load_drafter(exported), target, capacity=context)
     drafts.extend(features)
     torch.testing.assert_close(drafts.logits(anchor), (hidden[0, 1:] @ target.head.T), atol=1e-4, rtol=1e-4)
+
+
+def cache_before(context: int, config: MuseGlimmerAssistantConfig) -> DFlashCache:
+    """An empty cache that is told how much context comes: with it their model makes its own masks."""
+    cache = DFlashCache(config=config)
+    cache.set_previous_accepted_tokens(context)
+    return cache
+
+
+def causal_masks(config: dict[str, Any], context: int) -> dict[str, torch.Tensor]:
+    """Their model knows no causal block; it takes masks [1, 1, slots, context + slots] (True: seen), written from the rule slot by slot."""
+    slots = config["block_size"]
+    masks = {kind: torch.zeros(1, 1, slots, context + slots, dtype=torch.bool) for kind in ("full_attention", "sliding_attention")}
+    for slot in range(slots):
+        for seen in range(context + slot + 1):
+            masks["full_attention"][0, 0, slot, seen] = True
+            masks["sliding_attention"][0, 0, slot, seen] = context + slot - seen < (config["sliding_window"] or 0)
+    return masks
 
 
 def test_the_layout_is_the_released_one(exported: Path) -> None:
