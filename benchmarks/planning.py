@@ -5,7 +5,8 @@ Rerun:  python benchmarks/planning.py [--lengths FILE.parquet] [--samples N] [--
 Without --lengths it draws 902,000 lengths from LogNormal(median 1,617, sigma 0.70) clipped to [64, 8192]: the field's. Each
 strategy is timed beside a straightforward numpy implementation of the same strategy, turn by turn in one process, and the medians
 are compared (plain first-fit takes seconds and has one turn). Ours orders by strata where the table says so; plain numpy always
-takes the cheaper random order. Memory is the peak of resident memory during one plan, over what the process held with the lengths
+takes the cheaper random order. Optimal boundaries are timed beside the textbook's dynamic programme, every cut tried for every
+length in plain numpy. Memory is the peak of resident memory during one plan, over what the process held with the lengths
 loaded (Linux). Compiling happens once per install and is timed apart.
 """
 
@@ -30,12 +31,15 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from dflash.batching.boundaries import quantile_boundaries
+from dflash.batching.boundaries import optimal_boundaries, quantile_boundaries
 from dflash.batching.figures import plan_figures
 from dflash.batching.plan import plan_epoch
 from dflash.config import BatchingConfig
+from dflash.predict.boundaries import advise_boundaries
 
 WINDOW = 32
+BUCKETS = 6
+BOUNDARIES_BOUND_SECONDS = 0.3
 PLANS = [
     ("sorted", "random"),
     ("shuffled", "random"),
@@ -106,6 +110,33 @@ PLAIN: dict[str, Callable[[NDArray[np.int32], int, np.random.Generator], Batches
     "jittered": plain_jittered,
     "packed": plain_packed,
 }
+
+
+def plain_boundaries(lengths: NDArray[np.int32], buckets: int) -> list[int]:
+    """The least rows x longest over all cuts, one minimum over every earlier length for each length and bucket."""
+    values, counts = np.unique(lengths, return_counts=True)
+    edges, samples = np.concatenate([[0], values]), np.concatenate([[0], np.cumsum(counts)])
+    best, cuts = (samples * edges).astype(np.float64), []
+    for _ in range(buckets - 1):
+        tried = [best[: j + 1] + (samples[j] - samples[: j + 1]) * edges[j] for j in range(edges.size)]
+        cuts.append(np.array([int(each.argmin()) for each in tried]))
+        best = np.array([each.min() for each in tried])
+    found, at = [int(edges[-1])], edges.size - 1
+    for cut in reversed(cuts):
+        at = int(cut[at])
+        found.append(int(edges[at]))
+    return [0, *reversed(found)]
+
+
+def race_boundaries(lengths: NDArray[np.int32], repeats: int) -> dict[str, float]:
+    """Median seconds of our optimum and of all that `dflash boundaries` computes, with the textbook's way once."""
+    assert plain_boundaries(lengths[:20_000], BUCKETS) == optimal_boundaries(lengths[:20_000], BUCKETS)
+    plain = seconds_of(lambda: plain_boundaries(lengths, BUCKETS))
+    ours = statistics.median(seconds_of(lambda: optimal_boundaries(lengths, BUCKETS)) for _ in range(repeats))
+    command = statistics.median(
+        seconds_of(lambda: advise_boundaries(lengths, BatchingConfig(), buckets=BUCKETS)) for _ in range(repeats)
+    )
+    return {"seconds": ours, "plain_numpy_seconds": plain, "ratio": ours / plain, "command_seconds": command}
 
 
 def plain_plan(strategy: str, lengths: NDArray[np.int32], budget: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -186,7 +217,13 @@ def import_seconds() -> tuple[float, float]:
     return first, second
 
 
-def show(rows: list[dict[str, object]], lengths: NDArray[np.int32], imports: tuple[float, float], console: Console) -> None:
+def show(
+    rows: list[dict[str, object]],
+    lengths: NDArray[np.int32],
+    imports: tuple[float, float],
+    boundaries: dict[str, float],
+    console: Console,
+) -> None:
     table = Table(title=f"One epoch of {lengths.size:,} lengths, budget 49,152, window {WINDOW}")
     columns = {
         "strategy": "{}", "order": "{}", "seconds": "{:.3f}", "plain_numpy_seconds": "{:.3f}", "ratio": "{:.2f}",
@@ -197,6 +234,11 @@ def show(rows: list[dict[str, object]], lengths: NDArray[np.int32], imports: tup
     for row in rows:
         table.add_row(*("-" if row[name] is None else style.format(row[name]) for name, style in columns.items()))
     console.print(table)
+    console.print(
+        f"{BUCKETS} optimal boundaries: {boundaries['seconds']:.3f} s, the textbook's way {boundaries['plain_numpy_seconds']:.2f} s "
+        f"(ratio {boundaries['ratio']:.3f}); with all that `dflash boundaries` tells, three plans and the curve: "
+        f"{boundaries['command_seconds']:.3f} s (bound {BOUNDARIES_BOUND_SECONDS} s)."
+    )
     console.print(f"Import with compiling (once an install): {imports[0]:.2f} s; afterwards {imports[1]:.2f} s.")
     console.print("Bounds: ratio <= 1.5, MiB <= 40; jittered + stratified: efficiency >= 0.98, vr 32 <= 0.15;")
     console.print("packed + stratified: fill >= 0.995, vr 32 <= 0.15. Rerun: python benchmarks/planning.py --repeats 7")
@@ -218,9 +260,12 @@ def main() -> None:
         path = Path(folder) / "lengths.npy"
         np.save(path, lengths)
         rows = [measure(lengths, strategy, order, asked.repeats, path) for strategy, order in PLANS]
-    show(rows, lengths, imports, Console(stderr=asked.json, width=150))
+    boundaries = race_boundaries(lengths, asked.repeats)
+    show(rows, lengths, imports, boundaries, Console(stderr=asked.json, width=150))
     if asked.json:
-        print(json.dumps({"samples": lengths.size, "import_compiling_s": imports[0], "import_s": imports[1], "plans": rows}))
+        print(json.dumps({
+            "samples": lengths.size, "import_compiling_s": imports[0], "import_s": imports[1], "boundaries": boundaries, "plans": rows,
+        }))  # fmt: skip
 
 
 if __name__ == "__main__":
