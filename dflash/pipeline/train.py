@@ -32,10 +32,10 @@ from dflash.pipeline.plans import PlanStream, split_holdout
 from dflash.pipeline.reporting import RunReporter
 from dflash.pipeline.reports import Progress
 from dflash.pipeline.stages import RealStages
-from dflash.runs.export import LiveTrackers
 from dflash.runs.folder import RunFolder, write_json
 from dflash.runs.hold import Hold
 from dflash.runs.manifest import describe_environment
+from dflash.runs.trackers import LiveTrackers
 from dflash.telemetry.recorder import SCHEMA_VERSION, Recorder
 from dflash.telemetry.system import SystemSampler
 
@@ -79,11 +79,10 @@ def drive_run(run: RunFolder, show: Callable[[str], None] = print) -> Outcome:
             show(line)
 
         try:
-            with LiveTrackers(list(run.config().telemetry.trackers), run) as trackers:
+            names = run.config().telemetry.trackers
+            with LiveTrackers(names, run, lambda reason: show_and_keep(f"warning: {reason}")) as trackers:
                 recorder.observers.append(trackers.record)
                 outcome = _drive(hold, recorder, show_and_keep)
-            for tracker, reason in trackers.failures.items():
-                show_and_keep(f"warning: telemetry.trackers: {tracker} failed and was left out: {reason}")
         except BaseException as error:
             state = "stopped" if isinstance(error, KeyboardInterrupt) else "crashed" if isinstance(error, EngineDied) else "failed"
             _keep_end(hold, recorder, state, reason=str(error) or type(error).__name__)

@@ -5,7 +5,7 @@ import pytest
 
 from dflash.errors import RefusedInput
 from dflash.importing.command import import_logs
-from dflash.runs.export import LiveTrackers, export_events
+from dflash.runs.export import export_events
 from dflash.runs.folder import RunFolder
 from dflash.telemetry.reader import read_events
 from dflash.telemetry.recorder import Recorder
@@ -42,29 +42,3 @@ def test_an_unknown_format_a_folder_in_use_and_an_empty_run_are_refused(run, tmp
     for source, out, to in ((run, "new", "xls"), (run, "used", "csv"), (RunFolder(tmp_path / "none"), "new", "csv")):
         with pytest.raises(RefusedInput):
             export_events(source, tmp_path / out, to)
-
-
-def test_events_are_passed_on_live_and_a_tracker_that_fails_stops_nothing(run):
-    with LiveTrackers(["tensorboard"], run) as trackers:
-        for event in read_events(run.events):
-            trackers.record(event)
-    assert trackers.failures == {}
-    assert list((run.path / "tensorboard").glob("*tfevents*"))
-
-    class Broken:
-        def log(self, values, step):
-            raise ConnectionError("gone")
-
-    trackers = LiveTrackers([], run)
-    trackers._trackers = {"broken": Broken()}
-    trackers.record({"event": "step", "step": 1, "loss": 1.0})
-    assert trackers.failures == {"broken": "ConnectionError: gone"}
-
-
-@pytest.mark.parametrize("name", ["nonsense", "wandb"])
-def test_a_tracker_that_is_unknown_or_not_installed_is_refused(run, name):
-    import importlib.util
-
-    if importlib.util.find_spec(name) is None:
-        with pytest.raises(RefusedInput, match=name):
-            LiveTrackers([name], run)
