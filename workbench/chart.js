@@ -66,25 +66,30 @@ async function render({ model, el }) {
     place.textContent = `This chart can't be drawn: plotly did not load (${error.message}). Reload the page.`;
     return;
   }
+  // Drawings follow each other; figures that come while one is under way are drawn once, the newest, when it is done.
   let drawing = Promise.resolve();
+  let waiting = false;
   let gone = false;
-  const draw = () => {
-    drawing = drawing.then(async () => {
-      if (gone) return;
-      holdHeight();
-      const { data, layout } = dressed(model.get("figure"), library.get("templates"));
-      const config = { displaylogo: false, responsive: true, ...model.get("config") };
-      await Plotly.react(place, data, layout, config);
-      el.dataset.drawn = String(Number(el.dataset.drawn ?? 0) + 1);
-    });
-    return drawing.catch((error) => console.error("dflash chart", error));
+  const drawNewest = async () => {
+    waiting = false;
+    if (gone) return;
+    holdHeight();
+    const { data, layout } = dressed(model.get("figure"), library.get("templates"));
+    const config = { displaylogo: false, responsive: true, ...model.get("config") };
+    await Plotly.react(place, data, layout, config);
+    el.dataset.drawn = String(Number(el.dataset.drawn ?? 0) + 1);
   };
+  const draw = () => {
+    if (!waiting) drawing = drawing.then(drawNewest).catch((error) => console.error("dflash chart", error));
+    waiting = true;
+    return drawing;
+  };
+  model.on("change:figure", draw); // before the first drawing: a figure that comes during it is not missed
   await draw();
   place.on("plotly_relayout", (changes) => {
     const told = Object.fromEntries(Object.entries(changes).filter(([, value]) => ["number", "boolean", "string"].includes(typeof value) || Array.isArray(value)));
     if (!("autosize" in told)) model.send({ kind: "relayout", changes: told });
   });
-  model.on("change:figure", draw);
   const watcher = new MutationObserver(draw);
   watcher.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-vscode-theme-kind"] });
   const media = matchMedia("(prefers-color-scheme: dark)");

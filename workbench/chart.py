@@ -63,10 +63,6 @@ class Chart(anywidget.AnyWidget):  # type: ignore[misc]
         """Draw another figure in place of the one shown; zoom and hidden traces stay unless the figure sets a range."""
         self.figure = as_message(figure)
 
-    def resend(self) -> None:
-        """Send the figure shown once more: a server that limits the rate of messages may have dropped it, and a page can't tell."""
-        self.send_state("figure")
-
     def on_relayout(self, listener: Relayout) -> None:
         """Call `listener` with plotly's relayout changes: {"xaxis.range[0]": 1.5, ...}, {"shapes[2].x0": 770.2, ...}."""
         self._listeners.append(listener)

@@ -63,8 +63,7 @@ class LiveCharts(View):
         self._refresh_seconds = max(refresh_seconds, 0.5)
         self._view = view_of(axis, window_seconds)
         self._drawn_view: RunView | None = None
-        self._was_shown = False
-        self._settled = True
+        self._drawn_at = float("-inf")
         self._state = ""
         self._build(charts or tuple(CHARTS))
         self._tick()
@@ -123,7 +122,6 @@ class LiveCharts(View):
         grid.add_class("dflash-grid")
         controls = widgets.HBox([axis, window, whole, self.pause_button], layout={"flex_flow": "row wrap"})
         self.compose(controls, self.status, grid)
-        self.widget._view_count = 0  # ask the page to count the places where this is shown
 
     # ---- the reader's choices; on any thread
 
@@ -158,21 +156,20 @@ class LiveCharts(View):
     def _tick(self) -> bool:
         if not self._on_page():
             return False
-        if self._hidden():
-            return True
         started = time.thread_time()
         came = [series.update() for series in self.series]
-        if (any(came) and not self.pause_button.value) or self._view != self._drawn_view:
+        if (any(came) and not self.pause_button.value and self._due()) or self._view != self._drawn_view:
             self._draw()
-        elif not self._settled:
-            self._settled = True
-            for chart in self.charts.values():
-                chart.resend()
         self._tell_state()
         self.tick_seconds = time.thread_time() - started
         self._ticks += 1
         self._pace(any(came))
         return True
+
+    def _due(self) -> bool:
+        """While a long run is being read, at the usual pace; what came last is always drawn."""
+        reading = any(series.has_more for series in self.series)
+        return not reading or time.monotonic() - self._drawn_at >= self._refresh_seconds
 
     def _draw(self) -> None:
         view = self._view
@@ -180,7 +177,7 @@ class LiveCharts(View):
             self.figures[name] = CHARTS[name](self.series, view)
             chart.show(self.figures[name])
         self._drawn_view = view
-        self._settled = False
+        self._drawn_at = time.monotonic()
 
     def _pace(self, came: bool) -> None:
         """Look often at a run that goes on, seldom at one that has ended, at once when there is more to read."""
@@ -201,9 +198,3 @@ class LiveCharts(View):
     def _on_page(self) -> bool:
         """False once the widget was closed."""
         return self.widget.comm is not None
-
-    def _hidden(self) -> bool:
-        """Whether it was shown on a page and is no longer. Where no page counts (a test, a converted notebook) it is never hidden."""
-        shown = bool(self.widget._view_count)
-        self._was_shown = self._was_shown or shown
-        return self._was_shown and not shown

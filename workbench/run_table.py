@@ -16,7 +16,10 @@ from workbench.tables import table_html
 from workbench.ticker import Ticker
 from workbench.view import View, button, shows_errors
 
-COLUMNS = ("run", "state", "step", "total_steps", "loss", "acceptance_length", "ktok_s", "last_event")
+HEADS = {
+    "run": "run", "state": "state", "step": "step", "total_steps": "of", "loss": "loss", "acceptance_length": "acceptance length",
+    "ktok_s": "Ktok/s", "last_event": "last event",
+}  # fmt: skip
 
 
 class RunTable(View):
@@ -52,7 +55,8 @@ class RunTable(View):
         super().close()
 
     def _build(self) -> None:
-        self.sort = widgets.Dropdown(options=COLUMNS, value="last_event", description="sort by", layout={"width": "220px"})
+        heads = [(head, name) for name, head in HEADS.items()]
+        self.sort = widgets.Dropdown(options=heads, value="last_event", description="sort by", layout={"width": "220px"})
         self.down = widgets.ToggleButton(value=True, description="largest first", layout={"width": "110px"})
         self.words = widgets.Text(placeholder="filter: words in name, state or differences", layout={"flex": "1 1 220px"})
         self.table = widgets.HTML()
@@ -107,10 +111,8 @@ class RunTable(View):
         if not self.rows:
             self.table.value = f'<div class="dflash-note">no runs in {html.escape(str(self.runs))} yet; launch one</div>'
         else:
-            names = [*COLUMNS, "differs", "note"]
-            self.table.value = table_html(
-                [name.replace("_", " ") for name in names], [[row[name] for name in names] for row in rows]
-            )
+            details = [" · ".join(filter(None, (row["note"], row["differs"]))) for row in rows]
+            self.table.value = table_html(list(HEADS.values()), [[row[name] for name in HEADS] for row in rows], details=details)
         shown, kept = [row["run"] for row in rows], self.pick.value
         self.pick.options = shown
         self.pick.value = [name for name in kept if name in shown]
