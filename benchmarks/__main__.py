@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-LIBRARIES = {"__init__.py", "__main__.py", "plain_drafter.py", "injected_faults.py", "worked_examples.py"}
+LIBRARIES = {"__init__.py", "__main__.py", "plain_drafter.py", "injected_faults.py", "worked_examples.py", "live_fault.py"}
 
 
 def main() -> None:
