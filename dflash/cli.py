@@ -19,7 +19,7 @@ from rich.table import Table
 from dflash import cli_predict, cli_report, cli_serving, cli_workbench
 from dflash.cli_output import AsJson, Runs, Sets, plain, print_result
 from dflash.config import BatchingConfig, Order, Strategy, build_config, load_config, parse_override
-from dflash.errors import DFlashError, RefusedInput
+from dflash.errors import DFlashError, RefusedInput, in_words
 
 app = typer.Typer(
     help="Train DFlash drafters: prepare text, plan batches, train targets -> pool -> drafters, resume.",
@@ -202,6 +202,11 @@ def main() -> None:
     except DFlashError as error:
         print(f"dflash: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.filename is None:  # no file of the user's: a fault of ours, to be seen whole
+            raise
+        print(f"dflash: {in_words(error)}", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt as error:
         print(f"dflash: {error or 'stopped'}", file=sys.stderr)
         sys.exit(130)

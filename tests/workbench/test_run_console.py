@@ -1,5 +1,7 @@
 """Steering a run that goes on: confirmed or refused by the run itself, seen by every console."""
 
+import shutil
+
 import pytest
 
 from tests.workbench.conftest import eventually
@@ -53,3 +55,11 @@ def test_a_console_attached_to_a_finished_run_shows_it_and_sends_nothing(finishe
     assert console.progress.value == pytest.approx(1.0)
     console._command("pause")
     assert "nobody would read the command" in console.message.value
+
+
+def test_a_run_that_can_not_be_resumed_says_which_file_is_to_blame(finished_run, closing, tmp_path):
+    run = shutil.copytree(finished_run, tmp_path / "blocked")
+    (run / "output.log").mkdir()
+    console = closing(RunConsole(run))
+    console.buttons["resume"].click()
+    assert eventually(lambda: f"{run / 'output.log'}: is a directory" in console.message.value)
