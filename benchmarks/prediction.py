@@ -11,8 +11,8 @@ from the end of the first step to the end of the last, measured and simulated al
 The `inline` engine is left out: its jobs never run beside another, have the caches and the memory to themselves, and take less time (8-20%
 was seen) than those of workers that run side by side, which the terms are fitted to. Calibrate on an inline run to predict inline runs.
 
-Each run's event log is also replayed through the simulator: "pull order" is the share of pulls that name the same batch at the same place
-(1 but for workers that finish within a few milliseconds of each other).
+Each run's event log is also replayed through the simulator: "pull order" is the share of pulls that name the same batch at the same place.
+Bound: 1.
 
 What else runs on the machine slows the real runs and not the simulated ones: the cores that others took are printed beside each run, and
 a run during which they took more than a tenth of one is marked.
@@ -151,6 +151,9 @@ def main() -> None:
     show(report)
     if options.json:
         print(json.dumps(report))
+    astray = [row["run"] for row in report["rows"] if row["pull_order"] < 1]
+    if astray:
+        sys.exit(f"replayed in another order: {', '.join(astray)}")
     if report["median_error"] > MEDIAN_BOUND or report["worst_error"] > WORST_BOUND:
         sys.exit(
             "the bounds are missed: see the load beside each run first, then docs/field-record.md on what the cost model leaves out"

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dflash.config import PipelineConfig
 from dflash.pipeline.engines.simulated import BlockPlaces, CostModel, SimulatedEngine
-from dflash.pipeline.jobs import PlannedBatch, Prefetch, Produce, Step, Train
+from dflash.pipeline.jobs import Evaluate, PlannedBatch, Prefetch, Produce, Step, Train
 from dflash.pipeline.ledger import BatchId
 
 
@@ -71,6 +71,23 @@ def test_copies_take_the_workers_time_but_no_core():
         completions += machine.wait(None)
     assert machine.now() == pytest.approx(20 + 1 + 2)
     assert [each.busy_seconds for each in completions] == pytest.approx([20, 20])
+
+
+def test_what_ends_at_one_instant_is_told_at_once_in_the_order_it_was_started():
+    machine = engine(CostModel(target_per_padded_token=1.0))
+    for number, tokens in enumerate([10, 10, 11, 10]):
+        machine.submit(Produce(number, batch(number, tokens)))
+    assert [each.job.worker for each in machine.wait(None)] == [0, 1, 3]
+    assert [each.job.worker for each in machine.wait(None)] == [2]
+    assert machine.jobs_done == 4
+
+
+def test_evaluation_costs_a_share_of_training_with_its_own_anchors():
+    places = BlockPlaces(lengths=np.array([100, 10]), places=np.array([60, 4]))
+    costs = CostModel(drafter_per_token=0.1, drafter_per_anchor=1.0, drafter_metrics=6.0, evaluation_share=0.5)
+    machine = engine(costs, blocks=places, evaluation_anchors=8)
+    machine.submit(Evaluate(0, batch(0, 110, rows=2)))
+    assert machine.wait(None)[0].busy_seconds == pytest.approx(0.5 * (11 + 12 + 6))
 
 
 def test_patience_moves_the_clock_no_further():

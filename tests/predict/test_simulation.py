@@ -102,6 +102,19 @@ def test_a_faster_bottleneck_lifts_the_rate_and_nothing_else_does(small):
     assert "drafters are busiest; each drafter 20% faster would lift" in explain_bottleneck(now, list(lifts.values()))
 
 
+def test_held_out_evaluation_takes_its_time_and_is_told(small):
+    held = ("data.holdout=200", "simulation.noise=0", "simulation.drafter_per_token=1e-3")
+    without = simulate(small(*held))
+    run = simulate(small(*held, "evaluation.every=2"))
+    assert run.tokens == without.tokens == 2 * load_workload(small(*held)).tokens
+    assert run.stages["evaluation"] > 0
+    lost = run.steps / 2 * run.stages["evaluation"]
+    assert run.hours * 3_600 == pytest.approx(without.hours * 3_600 + lost, rel=0.05)
+    assert run.ktok_s < without.ktok_s
+    dearer = simulate(small(*held, "evaluation.every=2", "simulation.evaluation_share=1"))
+    assert dearer.stages["evaluation"] > 1.5 * run.stages["evaluation"]
+
+
 def test_shared_cores_are_a_resource_that_lifts(small):
     config = small("simulation.cores=1", "simulation.drafter_per_token=1e-4", "simulation.noise=0")
     now = simulate(config)
