@@ -142,7 +142,9 @@ def attach(run: Annotated[str, typer.Argument(help="a run's folder, or its name 
     from dflash.runs.attach import follow
     from dflash.runs.folder import open_run
 
-    print(f"{run} is {follow(open_run(run, runs), print)}")
+    folder = open_run(run, runs)
+    state, reason = follow(folder, print), folder.reason()
+    print(f"{run} is {state}" + (f": {reason}" if reason else ""))
 
 
 @app.command()

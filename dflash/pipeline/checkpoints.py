@@ -108,10 +108,9 @@ class CheckpointStore:
         return None
 
     def _refuse_foreign(self, folder: Path, theirs: dict[str, Any]) -> None:
-        differing = [key for key in self.belongs_to if theirs.get(key) != self.belongs_to[key]]
+        differing = [told for key, ours in self.belongs_to.items() for told in _differences(key, theirs.get(key), ours)]
         if differing:
-            named = "; ".join(f"{key}: checkpoint {theirs.get(key)!r}, now {self.belongs_to[key]!r}" for key in differing)
-            raise RefusedInput(f"{folder} belongs to another setting ({named}); set them back, or start a new run")
+            raise RefusedInput(f"{folder} belongs to another setting ({'; '.join(differing)}); set them back, or start a new run")
 
     def _part(self, step: int) -> Path:
         return self.folder / f".part-{step:08d}"
@@ -148,6 +147,14 @@ def checksum(path: Path) -> str:
     """SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _differences(key: str, theirs: Any, ours: Any) -> list[str]:
+    """Where two JSON values differ, by key."""
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        inside = (_differences(f"{key}.{name}", theirs.get(name), ours.get(name)) for name in {**theirs, **ours})
+        return [told for each in inside for told in each]
+    return [] if theirs == ours else [f"{key}: checkpoint {theirs!r}, now {ours!r}"]
 
 
 def _flush(path: Path) -> None:

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import orjson
+
 from dflash.errors import RefusedInput, RunFailed
 from dflash.runs.folder import RunFolder, read_json
 from dflash.telemetry.reader import Tail
@@ -148,7 +150,7 @@ class Mailbox:
         if fault is None and fields.get("action") not in ACTIONS:
             fault = f"no such action {fields.get('action')!r}"
         return Command(
-            id=str(fields.get("id", path.stem))[:100],
+            id=str(fields.get("id", os.fsencode(path.stem).decode(errors="replace")))[:100],
             action=str(fields.get("action", ""))[:100],
             key=None if fields.get("key") is None else str(fields["key"])[:200],
             value=fields.get("value"),
@@ -175,7 +177,7 @@ def _read_safely(path: Path) -> tuple[str | None, dict[str, Any]]:
     finally:
         os.close(handle)
     try:
-        fields = json.loads(text)
-    except (ValueError, RecursionError):
+        fields = orjson.loads(text)  # stricter than json: what it reads can be written into an event again
+    except orjson.JSONDecodeError:
         return "it is not JSON", {}
     return (None, fields) if isinstance(fields, dict) else ("it is no JSON object", {})

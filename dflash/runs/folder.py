@@ -83,11 +83,11 @@ class RunFolder:
         return read_json(self.path / "manifest.json")
 
     def exit_record(self) -> dict[str, Any]:
-        """How the last session ended; empty while one is under way, or when it crashed."""
+        """How the last session ended; empty while one is under way, or when its process ended without a word."""
         return read_json(self.path / "exit.json")
 
     def state(self) -> str:
-        """`running`, `finished`, `stopped`, `failed`, `crashed` (dead without an exit record), `new` (never started) or `imported`."""
+        """`running`, `finished`, `stopped`, `failed`, `crashed` (see `reason`), `new` (never started) or `imported`."""
         if self.is_imported:
             return "imported"
         if self.is_driven():
@@ -96,6 +96,18 @@ class RunFolder:
         if record:
             return str(record.get("state", "failed"))
         return "crashed" if (self.path / "process.json").exists() else "new"
+
+    def reason(self) -> str | None:
+        """Why its last session ended as it did, as far as that is known.
+
+        A run is `crashed` when what carried its workers died, which its record tells, or when its own process did, which leaves none.
+        """
+        if self.exit_record():
+            reason = self.exit_record().get("reason")
+            return None if reason is None else str(reason)
+        if self.state() == "crashed":
+            return f"its process ended without a word; `dflash resume {self.path}` goes on from its last checkpoint"
+        return None
 
     def is_driven(self) -> bool:
         """Whether a session is under way: none has recorded its end, and its process lives (same pid AND beginning, no zombie)."""

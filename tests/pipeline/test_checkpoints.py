@@ -69,6 +69,17 @@ def test_a_checkpoint_of_another_setting_is_refused_by_name(store):
         store.newest()
 
 
+def test_of_a_setting_with_parts_only_those_that_differ_are_named(store):
+    store.belongs_to = {"drafter": {"layers": 1, "rope": {"theta": 1e4, "type": "default"}}}
+    write(store, 1)
+    store.belongs_to = {"drafter": {"layers": 1, "rope": {"theta": 1e6, "type": "default"}, "bias": False}}
+    with pytest.raises(
+        RefusedInput,
+        match=r"\(drafter\.rope\.theta: checkpoint 10000\.0, now 1000000\.0; drafter\.bias: checkpoint None, now False\)",
+    ):
+        store.newest()
+
+
 def test_a_write_that_was_interrupted_leaves_the_old_ones_visible(store):
     write(store, 1)
     store.begin(2)

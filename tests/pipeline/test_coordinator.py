@@ -3,6 +3,7 @@
 import json
 import random
 import time
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -201,6 +202,45 @@ def test_a_stopped_and_resumed_run_trains_each_sample_once(simulate, policy, sto
     assert [report.step for report in seen.steps] == list(range(1, rest.total_steps + 1))
     assert set(seen.trained_samples.values()) == {1}
     assert len(seen.trained_samples) == 2 * len(lengths)
+
+
+@pytest.mark.parametrize("policy", ["oldest", "random", "deficit"])
+@pytest.mark.parametrize(("before", "after"), [((5, 3), (2, 1)), ((2, 1), (5, 3)), ((1, 4), (7, 2))])
+@pytest.mark.parametrize(("accumulate", "then"), [(4, 4), (4, 7), (5, 3)])
+def test_a_run_that_crashed_goes_on_with_other_workers_and_windows(simulate, policy, before, after, accumulate, then):
+    """What was under way at the checkpoint, and all after it, is done again; the last window of an epoch holds what remains."""
+    lengths = record_lengths(900)
+    chosen = ("optim.epochs=2", "batching.token_budget=16384", f"pool.policy={policy}", "checkpoint.every=3")
+    store = Store()
+
+    def topology(targets, drafters):
+        return f"pipeline.targets={targets}", f"pipeline.drafters={drafters}"
+
+    run, seen = simulate(
+        lengths, *chosen, *topology(*before), f"optim.accumulate={accumulate}", costs=RECORD_COSTS, checkpointer=store
+    )
+    run.run()
+    for step in (3, 6, max(step for step in store.states if step % 3 == 0)):
+        rest, again = simulate(
+            lengths,
+            *chosen,
+            *topology(*after),
+            f"optim.accumulate={then}",
+            costs=RECORD_COSTS,
+            checkpointer=Store(),
+            state=store.states[step],
+        )
+        assert rest.run() == "finished"
+        kept = [report for report in seen.steps if report.step <= step]
+        trained = Counter(
+            (report.epoch, int(sample))
+            for report in [*kept, *again.steps]
+            for each in report.batches
+            for sample in each.batch.samples
+        )
+        assert set(trained.values()) == {1}
+        assert len(trained) == 2 * len(lengths)
+        assert {len(report.batches) for report in again.steps[1:-1] if report.epoch == again.steps[-1].epoch} <= {then}
 
 
 def test_resumed_windows_stay_aligned_with_the_plan(simulate):

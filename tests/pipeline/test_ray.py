@@ -1,5 +1,6 @@
 """Runs on the ray engine: several processes, killed and hung in turn. Each must end whole, every sample trained once."""
 
+import json
 import os
 import signal
 import subprocess
@@ -17,9 +18,10 @@ from dflash.pipeline.engines.actors import from_shared, to_shared
 from dflash.pipeline.engines.cluster import store_bytes
 from dflash.pipeline.train import drive_run
 from dflash.runs.control import await_answer, send_command
-from dflash.runs.folder import create_run
-from dflash.runs.launch import drive
+from dflash.runs.folder import change_config, create_run
+from dflash.runs.launch import drive, wait_until_ended
 from dflash.telemetry.reader import read_events
+from tests.pipeline.leftovers import assert_nothing_left, session_of
 from tests.pipeline.recount import recount
 
 SETTINGS = (
@@ -48,6 +50,12 @@ def workers_of(process, kind):
         except psutil.Error:
             continue
     return found
+
+
+def wait_for_step_after(run, step):
+    while not any(event["step"] > step for event in read_events(run.events, "step")):
+        assert run.is_driven(), run.output_log.read_text()
+        time.sleep(0.05)
 
 
 def hit_when_trained(run, kind, number, step):
@@ -93,10 +101,14 @@ def test_ray_and_inline_take_the_same_steps(tmp_path, small_config):
 @pytest.mark.parametrize(("kind", "event"), [("TargetWorker", "worker_lost"), ("DrafterWorker", "rolled_back")])
 def test_a_killed_worker_loses_no_sample(tmp_path, small_config, kind, event):
     run = create_run(tmp_path, "run", small_config(*SETTINGS))
+    sessions = set()
     hit_when_trained(run, kind, signal.SIGKILL, step=3)
-    assert drive_run(run, lambda line: None).state == "finished"
+    assert drive_run(run, lambda line: sessions.add(session_of(psutil.Process()))).state == "finished"
     assert read_events(run.events, event)
     assert_whole(run)
+    assert len(sessions - {None}) == (2 if event == "rolled_back" else 1)
+    for session in sessions - {None}:
+        assert_nothing_left(session)
 
 
 @pytest.mark.slow
@@ -113,32 +125,30 @@ def test_a_hanging_worker_is_found_and_its_work_done_again(tmp_path, small_confi
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_background_run_is_steered_killed_and_resumed_and_leaves_nothing_behind(tmp_path, small_config):
-    run = create_run(tmp_path, "run", small_config(*SETTINGS))
-    pid = drive(run)
-    coordinator = psutil.Process(pid)
-    while not read_events(run.events, "step"):
-        assert run.is_driven(), run.output_log.read_text()
-        time.sleep(0.05)
+def test_a_background_run_is_steered_killed_stopped_and_resumed_and_leaves_nothing_behind(tmp_path, small_config):
+    run = create_run(tmp_path, "run", small_config(*SETTINGS, "optim.epochs=20"))
+    coordinator = psutil.Process(drive(run))
+    wait_for_step_after(run, 0)
+    session = session_of(coordinator)
     answer = await_answer(run, send_command(run, "set", key="pool.policy", value="round_robin"), seconds=60)
     assert answer["accepted"]
-    everything = coordinator.children(recursive=True)
     coordinator.kill()
-    _, alive = psutil.wait_procs(everything, timeout=180)  # Ray's agents look for their raylet now and then
-    assert alive == []
+    assert_nothing_left(session)  # with nobody to clear up: Ray's processes end with the one that started them
     assert run.state() == "crashed"
-    command = [
-        sys.executable,
-        "-m",
-        "dflash",
-        "resume",
-        str(run.path),
-        "--set",
-        "pipeline.targets=1",
-        "--set",
-        "pipeline.drafters=1",
-    ]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=500)
-    assert run.state() == "finished"
+
+    done = read_events(run.events, "step")[-1]["step"]
+    change_config(run, ["pipeline.targets=1", "pipeline.drafters=1"])
+    coordinator = psutil.Process(drive(run))
+    wait_for_step_after(run, done)
+    session = session_of(coordinator)
+    send_command(run, "stop")
+    assert wait_until_ended(run, 60) == "stopped"
+    assert_nothing_left(session)
+
+    epochs = read_events(run.events, "step")[-1]["epoch"] + 1
+    change_config(run, [f"optim.epochs={epochs}"])
+    command = [sys.executable, "-m", "dflash", "resume", str(run.path), "--json"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=500)
+    assert [json.loads(line)["state"] for line in done.stdout.splitlines()] == ["finished"]
     assert run.config().pool.policy == "round_robin"
-    assert_whole(run)
+    assert_whole(run, epochs)

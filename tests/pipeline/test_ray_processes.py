@@ -17,16 +17,10 @@ from dflash.runs.folder import change_config, create_run, read_json
 from dflash.runs.launch import wait_until_ended
 from dflash.telemetry.reader import read_events
 from tests.pipeline.leftovers import assert_nothing_left, session_of
-from tests.pipeline.test_ray import SETTINGS, assert_whole
+from tests.pipeline.test_ray import SETTINGS, assert_whole, wait_for_step_after
 
 DAEMONS = ["raylet", "gcs_server"]
 LONG = ("optim.epochs=400",)
-
-
-def wait_for_step(run, step):
-    while not any(event["step"] >= step for event in read_events(run.events, "step")):
-        assert run.is_driven(), run.output_log.read_text()
-        time.sleep(0.05)
 
 
 def daemon_of(process, name):
@@ -81,7 +75,7 @@ def test_a_background_run_whose_ray_dies_says_so_and_is_resumed(tmp_path, small_
     # Started by a process that ends, as from a terminal: Ray's library ends a driver without a parent as soon as it calls a dead raylet.
     subprocess.run([sys.executable, "-m", "dflash", "resume", str(run.path), "--background"], check=True, stdout=subprocess.DEVNULL)
     coordinator = psutil.Process(read_json(run.path / "process.json")["pid"])
-    wait_for_step(run, 2)
+    wait_for_step_after(run, 1)
     session = session_of(coordinator)
     daemon_of(coordinator, daemon).kill()
     assert wait_until_ended(run, 60) == "crashed"
@@ -107,7 +101,7 @@ def test_a_process_that_lives_on_can_drive_the_run_again(tmp_path, small_config,
     run, sessions = create_run(tmp_path, "run", small_config(*SETTINGS, *LONG)), []
 
     def hit():
-        wait_for_step(run, 2)
+        wait_for_step_after(run, 1)
         sessions.append(session_of(psutil.Process()))
         os.kill(daemon_of(psutil.Process(), daemon).pid, signal.SIGKILL)
 

@@ -77,6 +77,18 @@ def test_a_run_stopped_at_any_step_and_resumed_ends_with_the_same_bits(tmp_path,
             assert np.array_equal(expected[name], found[name]), name
 
 
+@pytest.mark.parametrize("accumulate", [3, 4, 7])
+def test_a_run_goes_on_with_fewer_workers_and_another_window(tmp_path, small_config, accumulate):
+    run = create_run(tmp_path, "run", small_config("optim.epochs=2", "pipeline.targets=5", "pipeline.drafters=3"))
+    stop_after(run, 3)
+    change_config(run, ["pipeline.targets=2", "pipeline.drafters=1", f"optim.accumulate={accumulate}"])
+    assert drive_run(run, lambda line: None).state == "finished"
+    counts = recount(run)
+    assert set(counts.values()) == {1}
+    assert len(counts) == 2 * 52
+    assert [(event["targets"], event["drafters"]) for event in read_events(run.events, "run_started")] == [(5, 3), (2, 1)]
+
+
 def stop_after(run, step):
     """Drive the run until this step, then stop it the way Ctrl-C does."""
     pid = os.getpid()

@@ -7,13 +7,16 @@ import time
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 
+from dflash.cli import app
 from dflash.config import build_config
 from dflash.errors import RefusedInput
 from dflash.runs.folder import change_config, create_run, list_runs, open_run, read_json, write_json
 from dflash.runs.hold import FolderGone
 from dflash.runs.process import beginning_of
 
+runner = CliRunner()
 CONFIG = build_config({"data": {"path": "data"}, "target": {"path": "qwen3-tiny"}})
 
 
@@ -51,6 +54,20 @@ def test_states_follow_process_and_exit_record(tmp_path):
     assert run.state() == "stopped"
     (run.path / "exit.json").unlink()
     assert run.state() == "crashed"
+    assert f"ended without a word; `dflash resume {run.path}`" in run.reason()
+
+
+def test_the_reason_of_an_end_is_told_where_there_is_one(tmp_path):
+    run = create_run(tmp_path, "first", CONFIG)
+    assert run.reason() is None
+    with run.driven():
+        assert run.reason() is None
+    run.write_exit("finished", step=3)
+    assert run.reason() is None
+    run.write_exit("crashed", reason="Ray's raylet died")
+    assert (run.state(), run.reason()) == ("crashed", "Ray's raylet died")
+    run.path.rename(tmp_path / "second")
+    assert runner.invoke(app, ["attach", "second", "--runs", str(tmp_path)]).stdout == "second is crashed: Ray's raylet died\n"
 
 
 def test_a_zombie_does_not_count_as_running(tmp_path):

@@ -18,17 +18,36 @@ import torch
 from numpy.typing import NDArray
 
 from dflash.data.rows import TokenRows
+from dflash.errors import DFlashError
 from dflash.pipeline.stages import Stages
 
 Shared = tuple[NDArray[np.uint8], str, tuple[int, ...]]
 
 
 class _Worker:
-    """What the three kinds share."""
+    """What the three kinds share.
+
+    A stage that refuses its input is told by `pid`, as the error it is: what an actor raises while it is made, Ray turns into text.
+    """
+
+    _refusal: DFlashError | None = None
+
+    def _make(self, stage: Callable[[], Any]) -> Any:
+        try:
+            return stage()
+        except DFlashError as error:
+            self._refusal = error
+            return None
 
     @ray.method(concurrency_group="health", max_task_retries=-1)
     def pid(self) -> int:
-        """A sign of life: the process it runs in. Asked of a worker that is being started again, it answers once that is done."""
+        """A sign of life: the process it runs in. Asked of a worker that is being started again, it answers once that is done.
+
+        Raises:
+            DFlashError: its stage could not be made.
+        """
+        if self._refusal is not None:
+            raise self._refusal
         return os.getpid()
 
 
@@ -36,7 +55,7 @@ class ReaderWorker(_Worker):
     """Reads batches from the data set."""
 
     def __init__(self, stages: Stages) -> None:
-        self._reader = stages.reader()
+        self._reader = self._make(stages.reader)
 
     @ray.method(num_returns=2)
     def read(self, samples: NDArray[np.int64]) -> tuple[tuple[None, float], TokenRows]:
@@ -49,7 +68,7 @@ class TargetWorker(_Worker):
     """Runs the frozen target."""
 
     def __init__(self, stages: Stages, number: int) -> None:
-        self._target = stages.target(number)
+        self._target = self._make(lambda: stages.target(number))
 
     @ray.method(num_returns=2)
     def produce(self, rows: TokenRows, packed: bool) -> tuple[tuple[None, float], Shared]:
@@ -62,7 +81,7 @@ class DrafterWorker(_Worker):
     """Trains one replica of the drafter."""
 
     def __init__(self, stages: Stages, rank: int, replicas: int, meeting: Path) -> None:
-        self._drafter = stages.drafter(rank, replicas, meeting)
+        self._drafter = self._make(lambda: stages.drafter(rank, replicas, meeting))
 
     def train(self, rows: TokenRows, features: Shared, epoch: int, anchors: int, with_metrics: bool) -> tuple[Any, float]:
         """Add a batch to this replica's gradient."""

@@ -13,9 +13,12 @@ import torch
 
 from dflash.config import RunConfig
 from dflash.errors import RefusedInput, RunFailed
+from dflash.pipeline.engines.ray_processes import RayProcesses
 
 _STORE_SLACK_BYTES = 256 * 2**20
 _STORE_SHARE_OF_MEMORY = 0.5
+STARTS = 3
+_QUIET = {"log_to_driver": False, "logging_level": logging.ERROR}
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -32,22 +35,39 @@ def connect(config: RunConfig) -> bool:
     Raises:
         RunFailed: Ray can't be reached or started.
     """
+    if ray.is_initialized():
+        raise RunFailed(
+            "this process uses Ray for something else; end that with ray.shutdown(), or start the run with --background"
+        )
     os.environ.update(_ENVIRONMENT)
     address = config.pipeline.ray_address
-    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     _let_ray_print(False)
     try:
         if address is not None:
-            ray.init(address=address, **quiet)
+            ray.init(address=address, **_QUIET)
         else:
-            # Actors take no CPU slots; their number is how many workers Ray starts at a time.
-            store = store_bytes(config.pool.capacity_bytes)
-            ray.init(address="local", object_store_memory=store, num_cpus=os.cpu_count(), include_dashboard=False, **quiet)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+            _start_here(config)
+    except Exception as error:  # Ray raises all kinds, bare ones among them
         _let_ray_print(True)
         where = f"the cluster at pipeline.ray_address={address}" if address else "Ray on this machine"
         raise RunFailed(f"can't reach or start {where}: {error}") from error
     return address is None
+
+
+def _start_here(config: RunConfig) -> None:
+    """Start Ray on this machine, again if need be: on a busy one its daemons may take longer than the 30 seconds it allows them."""
+    for attempt in range(1, STARTS + 1):
+        try:
+            # Actors take no CPU slots; their number is how many workers Ray starts at a time.
+            store = store_bytes(config.pool.capacity_bytes)
+            ray.init(address="local", object_store_memory=store, num_cpus=os.cpu_count(), include_dashboard=False, **_QUIET)
+            return
+        except Exception as error:
+            ray.shutdown()
+            RayProcesses.of_this_process().end()
+            if attempt == STARTS:
+                raise
+            logging.getLogger(__name__).warning("Ray did not start, try %d of %d: %s", attempt, STARTS, error)
 
 
 def disconnect() -> None:

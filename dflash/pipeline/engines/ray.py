@@ -18,7 +18,7 @@ import signal
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -137,11 +137,18 @@ class RayEngine:
         for rank in range(self.drafters):
             actor = DrafterActor.options(num_gpus=gpus).remote(stages, rank, self.drafters, self._meeting)
             self._workers["drafter", rank] = _Worker(actor)
-        pids = [worker.actor.pid.remote() for worker in self._workers.values()]
-        while len(ray.wait(pids, num_returns=len(pids), timeout=DAEMON_SECONDS, fetch_local=False)[0]) < len(pids):
+        starting = {worker.actor.pid.remote(): worker for worker in self._workers.values()}
+        while starting:
             self._refuse_dead_ray()
-        for worker, pid in zip(self._workers.values(), _results(pids), strict=True):
-            worker.pid, worker.answered_at = pid, time.monotonic()
+            for reference in ray.wait(list(starting), timeout=DAEMON_SECONDS, fetch_local=False)[0]:
+                worker = starting.pop(reference)
+                try:
+                    worker.pid = _results([reference])[0]
+                except _GONE as error:
+                    self._refuse_dead_ray()
+                    raise RunFailed(f"a worker could not start: {error}") from error
+        for worker in self._workers.values():  # those that were ready first had to wait for the others
+            worker.answered_at = time.monotonic()
         self._processes.remember()
 
     def _call(self, job: Job) -> list[Any]:
@@ -165,6 +172,8 @@ class RayEngine:
 
     def _complete(self, reference: Any) -> Completion | None:
         if reference in self._restarting:
+            with suppress(*_GONE):  # gone again: its next job tells
+                _results([reference])
             return self._restarting.pop(reference)
         job, references = self._jobs.pop(reference)
         try:
@@ -191,7 +200,7 @@ class RayEngine:
         for (kind, number), worker in self._workers.items():
             if worker.asked is not None and ray.wait([worker.asked], timeout=0, fetch_local=False)[0]:
                 try:
-                    worker.pid = ray.get(worker.asked)
+                    worker.pid = _results([worker.asked])[0]
                     worker.answered_at = now
                 except _GONE:
                     worker.answered_at = now  # dead, which its job's end tells; a new one is being started
