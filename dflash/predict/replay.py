@@ -6,7 +6,8 @@ two processes that end within a millisecond may be taken in together, or in eith
 first batch of the next window was pulled, so that evaluation and checkpoints between the two take their time; and until the turn before
 the first pull of all drafters are held back, as by an evaluation before training.
 
-What is replayed is a run's first session. A run whose settings were changed while it went on isn't: its plan would be another.
+What is replayed is a run's first session, if it was left alone: a live command other than `stop`, or a lost worker, moves things by more
+than the log tells.
 """
 
 from __future__ import annotations
@@ -49,16 +50,18 @@ def replay(run: RunFolder, workload: Workload | None = None) -> Replay:
     """Replay a run.
 
     Raises:
-        RefusedInput: it has no batch events, was changed live, or its data set is gone.
+        RefusedInput: it has no batch events, was steered or lost a worker, or its data set is gone.
     """
-    events = _first_session(read_events(run.events, "run_started", "batch", "step", "change", "left"))
+    events = _first_session(read_events(run.events, "run_started", "batch", "step", "change", "worker_lost", "left"))
     batches = [event for event in events if event["event"] == "batch"]
     if not batches:
         raise RefusedInput(f"{run.path}: no batch was trained; there is nothing to replay")
     if "turns" not in batches[0]:
         raise RefusedInput(f"{run.path}: its batch events hold no turns; only a run of this version can be replayed")
-    if any(event["event"] == "change" and event["accepted"] and event["action"] == "set" for event in events):
-        raise RefusedInput(f"{run.path}: its settings were changed while it went on; only a run left alone can be replayed")
+    moved = [event for event in events if event["event"] == "worker_lost" or _is_steering(event)]
+    if moved:
+        what = moved[0].get("action") or f"{moved[0]['worker']} was lost"
+        raise RefusedInput(f"{run.path}: it was moved from outside ({what}); only a run left alone can be replayed")
     batches.sort(key=lambda event: (event["turns"][_PULLED], event["drafter"]))
     recorded = [event["batch"] for event in batches]
     engine = _RecordedEngine(run.config().pipeline, _ends(events), len(recorded))
@@ -114,6 +117,10 @@ class _RecordedCosts:
 
     def copy_seconds(self, job: Job, feature_bytes: int) -> float:
         return 0.0
+
+
+def _is_steering(event: dict[str, Any]) -> bool:
+    return event["event"] == "change" and event["accepted"] and event["action"] != "stop"
 
 
 def _first_session(events: list[dict[str, Any]]) -> list[dict[str, Any]]:

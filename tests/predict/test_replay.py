@@ -69,12 +69,20 @@ def test_only_the_first_session_is_replayed(tmp_path):
     assert (len(found.recorded), found.agreement) == (whole, 1)
 
 
+def test_a_refused_command_and_a_stop_move_nothing(tmp_path):
+    run, _ = record_run(tmp_path, "run", "optim.max_steps=3")
+    said = [{"event": "change", "action": "set", "accepted": False}, {"event": "change", "action": "stop", "accepted": True}]
+    rewrite(run, lambda events: [*events, *said])
+    assert replay(run).agreement == 1
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         (lambda events: [], "nothing to replay"),
         (lambda events: [{k: v for k, v in each.items() if k != "turns"} for each in events], "hold no turns"),
-        (lambda events: [*events, {"event": "change", "action": "set", "accepted": True}], "were changed while it went on"),
+        (lambda events: [*events, {"event": "change", "action": "set", "accepted": True}], r"moved from outside \(set\)"),
+        (lambda events: [*events, {"event": "worker_lost", "worker": "target-0"}], r"moved from outside \(target-0 was lost\)"),
     ],
 )
 def test_what_cant_be_replayed_is_refused(tmp_path, change, words):
