@@ -120,7 +120,7 @@ class _RecordedCosts:
 
 
 def _is_steering(event: dict[str, Any]) -> bool:
-    return event["event"] == "change" and event["accepted"] and event["action"] != "stop"
+    return bool(event["event"] == "change" and event["accepted"] and event["action"] != "stop")
 
 
 def _first_session(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
