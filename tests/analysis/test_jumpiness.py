@@ -49,6 +49,17 @@ def test_a_gradient_that_leaps_after_the_loss_is_not_its_cause(written):
     assert judge_jumpiness(load_events(written(steps(mix=0.5, spikes=(200,), grad_spikes=(203,))))).verdict == "healthy"
 
 
+def test_the_first_fall_of_a_fresh_run_is_no_spike_and_its_large_gradients_no_alarm(written):
+    events = steps(mix=0.5, spikes=(200,))
+    for at, (_, fields) in enumerate(events[:25]):
+        fields["loss"] += 60 * (1 - at / 25)
+        fields["grad_norm"] += 50
+    found = judge_jumpiness(load_events(written(events)))
+    assert [spike.step for spike in found.spikes] == [200]
+    assert found.above_7 == 1
+    assert found.verdict == "healthy"
+
+
 def test_a_run_of_the_same_order_decides_where_the_mix_does_not(written):
     events = steps()
     for _, fields in events:
