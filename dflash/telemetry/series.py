@@ -37,7 +37,7 @@ class Columns:
 
     def __init__(self) -> None:
         self._index: dict[str, int] = {}
-        self._cells = np.full((8, 256), np.nan)
+        self._cells = np.empty((8, 256))  # beyond the rows and names in use never touched, so that it takes no memory
         self._rows = 0
 
     def __len__(self) -> int:
@@ -56,25 +56,28 @@ class Columns:
 
     def append(self, row: Mapping[str, float | None]) -> None:
         """Add one row; new names become columns."""
-        for name in row:
-            if name not in self._index:
-                self._index[name] = len(self._index)
+        new = [name for name in row if name not in self._index]
+        for name in new:
+            self._index[name] = len(self._index)
         self._make_room()
+        for name in new:
+            self._cells[self._index[name], : self._rows] = np.nan
+        self._cells[: len(self._index), self._rows] = np.nan
         at = [self._index[name] for name in row]
         self._cells[at, self._rows] = [np.nan if value is None else value for value in row.values()]
         self._rows += 1
 
     def cut(self, rows: int) -> None:
         """Forget all rows from number `rows` on."""
-        self._cells[:, rows : self._rows] = np.nan
         self._rows = min(rows, self._rows)
 
     def _make_room(self) -> None:
         names, rows = self._cells.shape
         if len(self._index) <= names and self._rows < rows:
             return
-        larger = np.full((max(names, 2 * len(self._index)), 2 * rows if self._rows == rows else rows), np.nan)
-        larger[:names, :rows] = self._cells
+        larger = np.empty((max(names, 2 * len(self._index)), 2 * rows if self._rows == rows else rows))
+        used = min(names, len(self._index))
+        larger[:used, : self._rows] = self._cells[:used, : self._rows]
         self._cells = larger
 
 
