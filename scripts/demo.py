@@ -2,7 +2,8 @@
 
 Each step prints the command a user would type. It makes a corpus from the documented Python on this machine, prepares it, compares
 four ways of batching on it (planned and measured), trains a drafter in the background on 5 targets and 3 drafters, changes settings live,
-kills the run and resumes it, exports the drafter and measures it in real speculative decoding beside an untrained one.
+kills the run and resumes it, exports the drafter and measures it in real speculative decoding beside an untrained one. Last, a run is slowed
+down on purpose while it trains, and a post-mortem has to find out why.
 
 Run it with `make demo`; everything it writes is in demo-data/.
 """
@@ -25,6 +26,7 @@ from rich.table import Table
 FOLDER = Path("demo-data")
 CONFIG = Path("configs/demo-cpu.yaml")
 CHATS = 2_000
+SLOWED_STEPS = 40
 BATCHINGS = (("sorted", "random"), ("shuffled", "random"), ("bucketed", "random"), ("jittered", "stratified"))
 console = Console()
 
@@ -47,9 +49,10 @@ def main() -> None:
     step("Hand the drafter over, and measure it in real speculative decoding on held-out chats")
     dflash("export", "demo", "--out", f"{FOLDER}/drafter")
     dflash("eval", "demo", "--untrained", "--limit", "12", "--max-new-tokens", "48")
-    console.print(
-        f"\n[bold]Done in {time.monotonic() - started:.0f} s.[/] Look closer: dflash dashboard demo --runs {FOLDER}/runs --out page.html"
-    )
+    step("Slow a run down while it trains, and ask why it is slow")
+    explain_a_slow_down()
+    dflash("dashboard", "demo", "--out", f"{FOLDER}/dashboard.html")
+    console.print(f"\n[bold]Done in {time.monotonic() - started:.0f} s.[/] Open {FOLDER}/dashboard.html and {FOLDER}/report.html.")
 
 
 def compare_batchings() -> None:
@@ -74,7 +77,7 @@ def compare_batchings() -> None:
 def train() -> None:
     """Launch, steer, kill, resume, follow to the end."""
     launched = quiet("train", str(CONFIG), "--name", "demo", "--background", "--json")
-    steps_until(lambda done: done >= 12)
+    steps_until("demo", 12)
     dflash("control", "demo", "set", "pool.policy", "deficit")
     dflash("control", "demo", "set", "batching.boundaries", "[0, 128, 256, 512, 1024]")
     dflash("control", "demo", "set", "pool.policy", "oldest")
@@ -82,19 +85,41 @@ def train() -> None:
     wait_until(lambda: any((FOLDER / "runs/demo/checkpoints").glob("step-*")))
     console.print(f"\nkill -9 {launched['pid']}: what is in the checkpoint is safe, what came after is done again")
     os.kill(launched["pid"], signal.SIGKILL)
-    wait_until(lambda: state() == "crashed")
+    wait_until(lambda: state("demo") == "crashed")
     dflash("runs")
     dflash("resume", "demo")
 
 
-def state() -> str:
-    """What `dflash runs` says of the demo's run."""
-    return next(str(run["state"]) for run in quiet("runs", "--json")["runs"] if run["run"] == "demo")
+def explain_a_slow_down() -> None:
+    """Train on batches of like length, switch to shuffled ones live, stop, report."""
+    inline = settings(
+        "pipeline.engine=inline", "pipeline.targets=1", "pipeline.drafters=1", "optim.accumulate=1", "optim.epochs=9",
+        "evaluation.every=0", "data.holdout=0", "checkpoint.every=0", "telemetry.sample_every=1",
+    )  # fmt: skip
+    quiet("train", str(CONFIG), "--name", "slowed", "--background", "--json", *inline)
+    steps_until("slowed", SLOWED_STEPS)
+    dflash("control", "slowed", "set", "batching.strategy", "shuffled")
+    changed = next(event["step"] for event in events("slowed", "change"))
+    steps_until("slowed", changed + SLOWED_STEPS)
+    dflash("control", "slowed", "stop")
+    wait_until(lambda: state("slowed") == "stopped")
+    dflash("report", "slowed", "--at", str(changed), "--out", f"{FOLDER}/report.html")
 
 
-def steps_until(enough: Any) -> None:
-    """Follow the run's console until enough steps are done."""
-    log = FOLDER / "runs/demo/console.log"
+def events(run: str, kind: str) -> list[dict[str, Any]]:
+    """Events of a run, from its files."""
+    lines = (line for path in sorted((FOLDER / "runs" / run / "events").glob("*.jsonl")) for line in path.read_text().splitlines())
+    return [event for line in lines if (event := json.loads(line))["event"] == kind]
+
+
+def state(name: str) -> str:
+    """What `dflash runs` says of a run."""
+    return next(str(run["state"]) for run in quiet("runs", "--json")["runs"] if run["run"] == name)
+
+
+def steps_until(run: str, steps: int) -> None:
+    """Follow a run's console until so many steps are done."""
+    log = FOLDER / "runs" / run / "console.log"
     shown = 0
 
     def look() -> bool:
@@ -104,7 +129,7 @@ def steps_until(enough: Any) -> None:
             console.print(line, highlight=False, markup=False, soft_wrap=True)
         shown = len(lines)
         done = [int(line.partition("step=")[2].split(" ")[0]) for line in lines if line.startswith("[") and "step=" in line]
-        return enough(max(done, default=0))
+        return max(done, default=0) >= steps
 
     wait_until(look)
 
@@ -114,7 +139,7 @@ def wait_until(true: Any, seconds: float = 300.0) -> None:
     deadline = time.monotonic() + seconds
     while not true():
         if time.monotonic() > deadline:
-            sys.exit(f"the demo waited {seconds:.0f} s in vain; see {FOLDER}/runs/demo/output.log")
+            sys.exit(f"the demo waited {seconds:.0f} s in vain; see {FOLDER}/runs/*/output.log")
         time.sleep(0.2)
 
 
@@ -130,7 +155,7 @@ def settings(*pairs: str) -> list[str]:
 
 def command(*words: str) -> list[str]:
     """The command line, runs in the demo's folder."""
-    takes_runs = words[0] in ("train", "resume", "control", "attach", "runs", "export", "eval", "doctor")
+    takes_runs = words[0] in ("train", "resume", "control", "attach", "runs", "export", "eval", "doctor", "dashboard", "report")
     return ["dflash", *words, *(["--runs", f"{FOLDER}/runs"] if takes_runs else [])]
 
 

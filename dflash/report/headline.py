@@ -44,7 +44,8 @@ def headline(post: PostMortem) -> tuple[str, str]:
         return sure, f"Throughput fell by {size}{why}."
     if low > 0 and value >= 0.05:
         return "improvement", f"Throughput rose by {size}."
-    return "steady", f"No change of throughput that can be told from the noise: {value:+.0%} [{low:+.0%}, {high:+.0%}]."
+    sure = f"[{low:+.0%}, {high:+.0%}]" if high < 10 else "with too few rows for an interval"
+    return "steady", f"No change of throughput that can be told from the noise: {value:+.0%} {sure}."
 
 
 def _change(post: PostMortem) -> tuple[float, float, float] | None:
