@@ -165,10 +165,10 @@ class Coordinator:
         self.evaluation = EvaluationPass(self.holdout, self.engine.drafters)
         while not self.evaluation.complete:
             self._turn()
-        result, drafter_seconds = merged(self.evaluation.results), self.evaluation.drafter_seconds
+        result, seconds = merged(self.evaluation.results), self.evaluation.seconds
         self.evaluation = None
         conversations = sum(batch.rows for batch in self.holdout)
-        self.listener.evaluated(self.progress.step, result, conversations, self.engine.now() - started, drafter_seconds)
+        self.listener.evaluated(self.progress.step, result, conversations, {**seconds, "evaluation": self.engine.now() - started})
 
     def _checkpoint(self) -> None:
         self.checkpoint_requested = False
@@ -300,7 +300,7 @@ class Coordinator:
                 self.evaluation.evaluated(completion)
                 self.engine.forget(batch.id)
             case Prefetch(batch=batch) | Produce(batch=batch) if self.evaluation and batch.id.epoch < 0:
-                self.evaluation.advance(job)
+                self.evaluation.advance(job, completion.busy_seconds)
             case Prefetch(batch=batch):
                 self.passages[batch.id] = Passage({"prefetch": completion.busy_seconds}, [self._turns])
                 self.ready.append((batch, now))

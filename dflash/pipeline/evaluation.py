@@ -43,7 +43,8 @@ class EvaluationPass:
     batches: list[PlannedBatch]
     drafters: int
     results: list[BatchResult] = field(default_factory=list)
-    drafter_seconds: float = 0.0
+    seconds: dict[str, float] = field(default_factory=lambda: {"target": 0.0, "drafter": 0.0})
+    """That workers were busy with it, by stage."""
 
     def __post_init__(self) -> None:
         self._unread = deque(self.batches)
@@ -74,13 +75,17 @@ class EvaluationPass:
     def evaluated(self, ended: Completion) -> None:
         """A drafter is done with a batch."""
         self.results.append(ended.result)
-        self.drafter_seconds += ended.busy_seconds
+        self.seconds["drafter"] += ended.busy_seconds
 
     def read_again(self, batch: PlannedBatch) -> None:
         """A worker was lost with the batch: it starts anew."""
         self._unread.appendleft(batch)
         self._held -= 1
 
-    def advance(self, ended: Prefetch | Produce) -> None:
+    def advance(self, job: Prefetch | Produce, busy_seconds: float) -> None:
         """A stage before the drafter is done with a batch."""
-        (self._read if isinstance(ended, Prefetch) else self._featured).append(ended.batch)
+        if isinstance(job, Prefetch):
+            self._read.append(job.batch)
+        else:
+            self._featured.append(job.batch)
+            self.seconds["target"] += busy_seconds

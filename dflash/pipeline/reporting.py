@@ -125,7 +125,7 @@ class RunReporter:
         if report.result.skipped:
             self.warn(f"step {report.step} skipped: {report.result.reason}")
 
-    def evaluated(self, step: int, result: BatchResult, conversations: int, seconds: float, drafter_seconds: float) -> None:
+    def evaluated(self, step: int, result: BatchResult, conversations: int, seconds: dict[str, float]) -> None:
         """A held-out evaluation ended."""
         self.held_out, metrics = result, result.metrics
         self.recorder.record(
@@ -138,8 +138,7 @@ class RunReporter:
             streak=result.streak,
             acceptance_length=result.acceptance_length,
             blocks=metrics.blocks if metrics else 0,
-            evaluation_seconds=seconds,
-            drafter_seconds=drafter_seconds,
+            **{f"{stage}_seconds": spent for stage, spent in seconds.items()},
         )
         self.show(
             f"evaluation at step {step}: loss={result.loss:.4f} acc={result.accuracy or 0:.4f} "

@@ -75,8 +75,8 @@ class Listener(Protocol):
     def stepped(self, report: StepReport) -> None:
         """An optimiser step was taken (or skipped), and its batches are committed."""
 
-    def evaluated(self, step: int, result: BatchResult, conversations: int, seconds: float, drafter_seconds: float) -> None:
-        """A held-out evaluation ended: seconds it took, and seconds that drafters were busy with it."""
+    def evaluated(self, step: int, result: BatchResult, conversations: int, seconds: dict[str, float]) -> None:
+        """A held-out evaluation ended: seconds it took (`evaluation`), and that all workers of a stage were busy (`target`, `drafter`)."""
 
     def lost(self, worker: str, reason: str, step: int) -> None:
         """A worker died or hung; its job is done again."""

@@ -10,8 +10,8 @@ again. Runs that fit their cores (one target and one drafter on two cores, say) 
 
 The first optimiser window of each run is left out: compilers, caches and allocators are still warming up.
 
-Evaluation is told as the share of a training batch's seconds that drafters spend on a held-out one, where a run evaluated and its data set
-is at hand.
+Where a run evaluated and its data set is at hand, its held-out batches count too: smaller than those trained on, they tell a target's fixed
+seconds from those a token takes. Of drafters they tell the share of a training batch's seconds that evaluating one takes.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from numpy.typing import NDArray
 
 from dflash.config import RunConfig
 from dflash.errors import RefusedInput
-from dflash.pipeline.engines.simulated import CostModel
+from dflash.pipeline.engines.simulated import CostModel, padded_squares
 from dflash.pipeline.evaluation import plan_holdout
-from dflash.pipeline.jobs import Train
+from dflash.pipeline.jobs import PlannedBatch, Train
 from dflash.pipeline.ledger import Ledger
 from dflash.pipeline.plans import PlanStream
 from dflash.predict.costs import UNKNOWN_EVALUATION, About, CostsFile, Term, cost_model, device_name, drafter_summary
 from dflash.predict.regression import Fit, FittedTerm, fit_terms
-from dflash.predict.workload import load_workload
+from dflash.predict.workload import Workload, load_workload
 from dflash.runs.folder import RunFolder
 from dflash.telemetry.accounts import STATES
 from dflash.telemetry.reader import event_frame, read_events
@@ -55,7 +55,8 @@ class RunCosts:
         step_seconds: of each optimiser step but the first [steps].
         copy_seconds: a job's messages and copies, mean.
         checkpoint_seconds: of a checkpoint, mean; None when none was written.
-        evaluation_seconds: of drafters, an evaluation each, but the first (it warms up).
+        evaluations: seconds of targets and of drafters in each evaluation but the first (it warms up).
+        workload: its samples; None when the data set isn't at hand.
         sharing: jobs under way per core, at least 1; its seconds are divided by it already.
     """
 
@@ -66,7 +67,8 @@ class RunCosts:
     step_seconds: Array
     copy_seconds: float
     checkpoint_seconds: float | None
-    evaluation_seconds: list[float]
+    evaluations: list[dict[str, float]]
+    workload: Workload | None
     sharing: float
 
 
@@ -148,11 +150,12 @@ def read_run(run: RunFolder) -> RunCosts:
     copy_seconds, active, checkpoint_seconds = _from_samples(samples)
     cores = machine.get("cpus") if _device_of(config, machine) == "cpu" and config.pipeline.engine == "ray" else None
     sharing = max(1.0, active / cores) if cores else 1.0
+    workload = _workload(config)
     packed = config.batching.strategy == "packed"
     squares = pl.col("length_squared") if packed else pl.col("rows") * pl.col("longest").cast(pl.Int64) ** 2
     batches = batches.with_columns(
         squares.cast(pl.Float64).alias("padded_squares"),
-        _anchor_tokens(batches, config).alias("anchor_tokens"),
+        _anchor_tokens(batches, config, workload).alias("anchor_tokens"),
         (pl.col("tokens") * packed).alias("packed_tokens"),
         pl.col("accuracy").is_not_null().cast(pl.Float64).alias("metrics"),
         *(pl.col(f"{stage}_seconds") / sharing for stage in ("prefetch", "target", "drafter")),
@@ -166,17 +169,28 @@ def read_run(run: RunFolder) -> RunCosts:
         step_seconds=steps.sort("step")["step_seconds"].to_numpy()[1:].astype(np.float64),
         copy_seconds=copy_seconds if config.pipeline.engine == "ray" else 0.0,
         checkpoint_seconds=checkpoint_seconds / saved if saved and checkpoint_seconds else None,
-        evaluation_seconds=[event["drafter_seconds"] / sharing for event in events if event["event"] == "evaluation"][1:],
+        evaluations=[_busy(event, sharing) for event in events if event["event"] == "evaluation" and "target_seconds" in event][1:],
+        workload=workload,
         sharing=sharing,
     )
 
 
-def _anchor_tokens(batches: pl.DataFrame, config: RunConfig) -> pl.Series:
-    """Tokens of the blocks' conversations: exact where the data set is at hand, else as if a batch's rows were alike."""
+def _workload(config: RunConfig) -> Workload | None:
     try:
-        blocks = load_workload(config).blocks
+        return load_workload(config)
     except RefusedInput:
+        return None
+
+
+def _busy(event: dict[str, Any], sharing: float) -> dict[str, float]:
+    return {stage: event[f"{stage}_seconds"] / sharing for stage in ("target", "drafter")}
+
+
+def _anchor_tokens(batches: pl.DataFrame, config: RunConfig, workload: Workload | None) -> pl.Series:
+    """Tokens of the blocks' conversations: exact where the data set is at hand, else as if a batch's rows were alike."""
+    if workload is None:
         return batches["anchors"] * batches["tokens"] / batches["rows"]
+    blocks = workload.blocks
     drawn = (blocks.of(np.asarray(samples), config.drafter.anchors) for samples in batches["samples"].to_list())
     return pl.Series([each.anchor_tokens for each in drawn], dtype=pl.Float64)
 
@@ -199,19 +213,22 @@ def _evaluation_shares(runs: list[RunCosts], model: CostModel) -> list[float]:
     """For each evaluation, its seconds over those of training on the same batches."""
     shares: list[float] = []
     for run in runs:
-        if not run.evaluation_seconds:
+        batches, budget = _held_out(run), run.config.evaluation.anchors
+        if run.workload is None or not batches:
             continue
-        try:
-            workload = load_workload(run.config)
-        except RefusedInput:
-            continue
-        stream = PlanStream(workload.lengths, workload.kept, run.config, Ledger())
-        batches = plan_holdout(stream, workload.supervised, workload.held_out)
-        budget = run.config.evaluation.anchors
+        blocks = run.workload.blocks
         jobs = [Train(0, batch, budget, with_metrics=True) for batch in batches]
-        trained = sum(model.seconds(job, workload.blocks.of(job.batch.samples, budget)) for job in jobs)
-        shares += [seconds / trained for seconds in run.evaluation_seconds if trained > 0]
+        trained = sum(model.seconds(job, blocks.of(job.batch.samples, budget)) for job in jobs)
+        shares += [each["drafter"] / trained for each in run.evaluations if trained > 0]
     return shares
+
+
+def _held_out(run: RunCosts) -> list[PlannedBatch]:
+    """The batches of each of its evaluations."""
+    if run.workload is None or not run.evaluations:
+        return []
+    stream = PlanStream(run.workload.lengths, run.workload.kept, run.config, Ledger())
+    return plan_holdout(stream, run.workload.supervised, run.workload.held_out)
 
 
 def _fit_prefetch(runs: list[RunCosts]) -> Fit:
@@ -230,7 +247,24 @@ def _fit_target(runs: list[RunCosts]) -> Fit:
     packed = _column(runs, "packed_tokens")
     if packed.any():
         columns["target_per_packed_token"] = packed
-    return fit_terms(_column(runs, "target_seconds"), columns)
+    evaluated = [
+        (each["target"], sums) for run in runs for sums in [_target_sums(_held_out(run))] for each in run.evaluations if sums
+    ]
+    seconds = np.concatenate([_column(runs, "target_seconds"), [spent for spent, _ in evaluated]])
+    columns = {name: np.concatenate([column, [sums.get(name, 0.0) for _, sums in evaluated]]) for name, column in columns.items()}
+    return fit_terms(seconds, columns)
+
+
+def _target_sums(batches: list[PlannedBatch]) -> dict[str, float]:
+    """What the target's terms are multiplied by, over all held-out batches (which are padded, never packed)."""
+    if not batches:
+        return {}
+    return {
+        "target_fixed": len(batches),
+        "target_per_row": sum(batch.rows for batch in batches),
+        "target_per_padded_token": sum(batch.padded_tokens for batch in batches),
+        "target_per_length_squared": sum(padded_squares(batch) for batch in batches),
+    }
 
 
 def _fit_drafter(runs: list[RunCosts]) -> Fit:

@@ -112,10 +112,10 @@ class Watcher:
         if now >= self.stop_at_seconds and len(self.steps) >= FEWEST_STEPS:
             self.coordinator.stop_requested = True
 
-    def evaluated(self, step: int, result: BatchResult, conversations: int, seconds: float, drafter_seconds: float) -> None:
+    def evaluated(self, step: int, result: BatchResult, conversations: int, seconds: dict[str, float]) -> None:
         """A held-out evaluation ended."""
         self.evaluations += 1
-        self.seconds["evaluation"] = self.seconds.get("evaluation", 0.0) + seconds
+        self.seconds["evaluation"] = self.seconds.get("evaluation", 0.0) + seconds["evaluation"]
 
     def lost(self, worker: str, reason: str, step: int) -> None:
         """No worker is lost in a simulation."""

@@ -28,7 +28,7 @@ class Watcher:
         for trained in report.batches:
             self.trained_samples.update((report.epoch, int(sample)) for sample in trained.batch.samples)
 
-    def evaluated(self, step, result, conversations, seconds, drafter_seconds):
+    def evaluated(self, step, result, conversations, seconds):
         self.evaluations.append((step, result, conversations))
 
     def lost(self, worker, reason, step):

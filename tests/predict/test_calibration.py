@@ -77,6 +77,7 @@ def test_the_share_that_evaluation_takes_is_measured_where_runs_evaluated(tmp_pa
     term = calibrate([run]).file.terms["evaluation_share"]
     assert term.value == pytest.approx(0.5, rel=0.1)
     assert 0 < term.low <= term.value <= term.high
+    assert calibrate([run]).file.terms["target_fixed"].value == pytest.approx(TRUE.target_fixed, rel=0.1)
     blind, _ = record_run(tmp_path, "blind")
     found = calibrate([blind])
     assert "evaluation_share" not in found.file.terms
