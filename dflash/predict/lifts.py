@@ -74,6 +74,8 @@ def explain_bottleneck(now: Simulation, lifts: list[Lift]) -> str:
     """One sentence: what holds the run back, and what would lift it."""
     if now.deadlock:
         return "nothing moves: " + now.deadlock
+    if not lifts:
+        return f"{now.bottleneck} are busiest; nothing was tried larger"
     useful = [lift for lift in lifts if lift.gain >= _WORTH_NAMING]
     if not useful:
         return f"{now.bottleneck} are busiest, and no resource alone, made 20% larger, lifts the rate by 1%"

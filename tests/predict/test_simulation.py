@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -100,6 +101,9 @@ def test_a_faster_bottleneck_lifts_the_rate_and_nothing_else_does(small):
     assert abs(lifts["target_speed"].gain) < 0.01
     assert "cores" not in lifts
     assert "drafters are busiest; each drafter 20% faster would lift" in explain_bottleneck(now, list(lifts.values()))
+    assert explain_bottleneck(now, []) == "drafters are busiest; nothing was tried larger"
+    weak = [replace(lift, gain=0.001) for lift in lifts.values()]
+    assert "no resource alone, made 20% larger" in explain_bottleneck(now, weak)
 
 
 def test_held_out_evaluation_takes_its_time_and_is_told(small):
