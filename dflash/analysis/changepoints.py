@@ -5,10 +5,10 @@
 3. Single odd points are replaced by their neighbours' median (Hampel filter), for the search only.
 4. Candidates for steps are searched exactly (ruptures' KernelCPD, L2 cost) with a penalty low enough to miss none:
    2 s^2 (1 + phi) / (1 - phi) ln n a step, with noise measured on differences (`noise`) and phi taken two standard errors lower.
-5. Candidates are taken away one by one, the least useful first. Of all these explanations the one is kept that has the least
-   n ln(mean square of its innovations) + 2.5 ln n for each step (`levels`): autocorrelation is measured anew for each, so a step
-   competes with the autocorrelation that could have made it look like one. 2.5 lies between the BIC's 2, with which false alarms come
-   to 3% at phi 0.5, and the modified BIC's 3.
+5. Each candidate is put at its best place nearby, then they are taken away one by one, the least useful first. Of all these
+   explanations the one with the least BIC is kept: n ln(mean square of its innovations) + 2 ln n for each step, one for its level and one
+   for its place (`levels`). Autocorrelation is measured anew for each, so a step competes with the autocorrelation that could have made it
+   look like one.
 6. Neighbouring stretches are joined, the least certain first, until every change left is at least `SMALLEST_CHANGE` and has p < `LARGEST_P`
    (t-test with effective sample sizes).
 7. A slow drift comes out of this as steps. One straight line is fitted too, and wins if its BIC is lower by `STRONG_EVIDENCE`.
@@ -33,7 +33,7 @@ MOST_BINS = 2_000
 SHORTEST = 5
 SMALLEST_CHANGE = 0.05
 LARGEST_P = 1e-3
-PRICE_OF_A_STEP = 2.5
+PRICE_OF_A_STEP = 2.0
 CANDIDATE_PENALTY = 2.0
 PHI_ERROR = 2.0
 """Standard error of `noise`'s phi, times the root of the number of points."""
@@ -139,8 +139,20 @@ def _candidates(logs: Floats, plain: Floats, noise: Noise) -> list[int]:
     return [0, *(int(bound) for bound in search.predict(pen=penalty))]
 
 
-def _best(plain: Floats, bounds: list[int]) -> tuple[list[int], Fit]:
+def _placed(plain: Floats, bounds: list[int]) -> list[int]:
+    """Each step at its best place nearby: one point off makes two large innovations of a large step, and the filter can move it that far."""
+    bounds = list(bounds)
+    for at in range(1, len(bounds) - 1):
+        first = max(bounds[at] - HAMPEL_WINDOW // 2, bounds[at - 1] + SHORTEST)
+        last = min(bounds[at] + HAMPEL_WINDOW // 2, bounds[at + 1] - SHORTEST)
+        places = [bounds[at], *range(first, last + 1)]
+        bounds[at] = min(places, key=lambda place: fit_levels(plain, [*bounds[:at], place, *bounds[at + 1 :]]).square)
+    return bounds
+
+
+def _best(plain: Floats, candidates: list[int]) -> tuple[list[int], Fit]:
     """The explanation with the least criterion of those met while steps are taken away one by one."""
+    bounds = _placed(plain, candidates)
     fit = fit_levels(plain, bounds)
     met = [(bounds, fit)]
     while len(bounds) > 2:
