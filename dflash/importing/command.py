@@ -6,6 +6,7 @@ with the log.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -78,14 +79,19 @@ def import_logs(files: Sequence[Path], out: Path, *, mapping: Sequence[str] = ()
             if not runs:
                 raise RefusedInput(f"{files[0]}: {readings.lines_understood} lines were understood, but none holds a reading")
             folders = _new_folders(out, len(runs))
-            boundaries = (settings.batching.boundaries if settings else None) or ()
-            writers = {
-                id(run): (folder.events / EVENTS_FILE, RunWriter(folder.name, run, readings.rate_unit, boundaries))
-                for folder, run in zip(folders, runs.values(), strict=True)
-            }
-            for path, lines in in_order(event_batches(placed_readings(readings, runs), writers), _rendered):
-                with path.open("ab") as file:
-                    file.write(lines)
+            try:
+                boundaries = (settings.batching.boundaries if settings else None) or ()
+                writers = {
+                    id(run): (folder.events / EVENTS_FILE, RunWriter(folder.name, run, readings.rate_unit, boundaries))
+                    for folder, run in zip(folders, runs.values(), strict=True)
+                }
+                for path, lines in in_order(event_batches(placed_readings(readings, runs), writers), _rendered):
+                    with path.open("ab") as file:
+                        file.write(lines)
+            except BaseException:  # a part of a run would be taken for a whole one, and stand in the way of the next try
+                for folder in folders:
+                    shutil.rmtree(folder.path, ignore_errors=True)
+                raise
         except OSError as error:
             raise RunFailed(f"{out}: can't be written ({error.strerror or error})") from error
     return _described(files, folders, list(runs.values()), readings, settings)

@@ -1,3 +1,4 @@
+import errno
 import gzip
 import json
 
@@ -6,7 +7,7 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dflash.errors import DFlashError, RefusedInput
+from dflash.errors import DFlashError, RefusedInput, RunFailed
 from dflash.importing.command import import_logs, read_log
 from dflash.importing.spool import Spool
 from dflash.runs.folder import open_run
@@ -236,6 +237,16 @@ def test_an_empty_log_and_logs_of_other_programs_are_refused_with_the_formats_re
     with pytest.raises(RefusedInput, match=r"is empty|was understood"):
         do_import(tmp_path, text)
     assert not (tmp_path / "out").exists()
+
+
+def test_an_import_that_ends_early_leaves_nothing_behind(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("dflash.importing.command.RunWriter.finish", full)
+    with pytest.raises(RunFailed, match="No space left"):
+        do_import(tmp_path, RECORD)
+    assert [path.name for path in tmp_path.iterdir()] == ["run.log"]
 
 
 def test_one_line_and_lines_without_any_number_still_make_a_run(tmp_path):
