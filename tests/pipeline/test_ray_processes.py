@@ -101,6 +101,8 @@ def test_a_process_that_lives_on_can_drive_the_run_again(tmp_path, small_config,
     run, sessions = create_run(tmp_path, "run", small_config(*SETTINGS, *LONG)), []
 
     def hit():
+        while not run.is_driven():
+            time.sleep(0.05)
         wait_for_step_after(run, 1)
         sessions.append(session_of(psutil.Process()))
         os.kill(daemon_of(psutil.Process(), daemon).pid, signal.SIGKILL)

@@ -50,8 +50,17 @@ def connect(config: RunConfig) -> bool:
     except Exception as error:  # Ray raises all kinds, bare ones among them
         _let_ray_print(True)
         where = f"the cluster at pipeline.ray_address={address}" if address else "Ray on this machine"
-        raise RunFailed(f"can't reach or start {where}: {error}") from error
+        raise RunFailed(f"can't reach or start {where}: {error}{_hint(error)}") from error
     return address is None
+
+
+def _hint(error: BaseException | None) -> str:
+    """What to do, where Ray's outermost error does not say what its causes know."""
+    while error is not None:
+        if "InvalidAuthToken" in str(error):
+            return "; it asks for a token: set RAY_AUTH_MODE=token, with the cluster's token in ~/.ray/auth_token or RAY_AUTH_TOKEN"
+        error = error.__cause__ or error.__context__
+    return ""
 
 
 def _start_here(config: RunConfig) -> None:

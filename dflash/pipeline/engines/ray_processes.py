@@ -20,15 +20,16 @@ _PROGRAMS = str(Path(ray.__file__).parent)
 
 @dataclass
 class RayProcesses:
-    """Ray's two daemons, and all the processes that they and `ray.init` started."""
+    """Ray's two daemons, and all the processes that they and `ray.init` started. Empty: a cluster that was joined, which is let alone."""
 
     _daemons: dict[str, psutil.Process] = field(default_factory=dict)
     _family: set[psutil.Process] = field(default_factory=set)
+    _are_ours: bool = False
 
     @classmethod
     def of_this_process(cls) -> RayProcesses:
-        """Those of the Ray that this process has just started; none if it joined a cluster, of which it can tell nothing."""
-        found = cls()
+        """Those of the Ray that this process has just started."""
+        found = cls(_are_ours=True)
         for child in sorted(_started_here(), key=lambda process: process.create_time()):
             if child.name() in _TASKS:
                 found._daemons[child.name()] = child  # the newest, should one of an earlier session still be ending
@@ -37,6 +38,8 @@ class RayProcesses:
 
     def remember(self) -> None:
         """Note who is there now: those a daemon started can't be found through it once it is dead."""
+        if not self._are_ours:
+            return
         self._family |= _started_here()
         for daemon in self._daemons.values():
             self._family |= _children(daemon)
