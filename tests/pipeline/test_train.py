@@ -49,6 +49,18 @@ def test_a_run_trains_every_sample_once_an_epoch_and_leaves_its_story(tmp_path, 
     assert (row["state"], row["step"], row["total_steps"]) == ("finished", outcome.step, outcome.step)
 
 
+def test_a_tracker_that_breaks_costs_one_warning_and_nothing_of_the_run(tmp_path, small_config, monkeypatch):
+    def gone(*_):
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr("dflash.runs.trackers.TensorBoard.log", gone)
+    run, lines = create_run(tmp_path, "tracked", small_config("telemetry.trackers=[tensorboard]")), []
+    assert drive_run(run, lines.append).state == "finished"
+    said = [line for line in lines if "tensorboard" in line]
+    assert said == ["warning: telemetry.trackers: tensorboard failed and is left off: ConnectionError: no route"]
+    assert set(recount(run).values()) == {1}
+
+
 def test_stage_seconds_and_waits_sum_to_wall_time(tmp_path, small_config):
     run = create_run(tmp_path, "times", small_config("telemetry.trackers=[tensorboard]"))
     drive_run(run, lambda line: None)
