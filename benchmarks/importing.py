@@ -1,6 +1,6 @@
 """Time and memory of `dflash import` on logs of a million lines, the whole command in a process of its own.
 
-    python -m benchmarks.importing [--lines 1000000] [--formats console,megatron,steps,csv] [--folder DIR]
+    python -m benchmarks.importing [--lines 1000000] [--formats console,megatron,steps,csv,jsonl] [--folder DIR]
 
 The console log is as the field record's: `---` where nothing was sampled, last fields cut off, colours, other output between the lines and torn
 into them, restarts. Megatron's has the settings it prints first and warnings between. Bound: 10 s wall a million lines on an idle machine.
@@ -94,11 +94,22 @@ def csv_lines(lines: int) -> Iterator[str]:
         yield f"{number},{1.7e9 + 2 * number:.1f},{9500 + rng.gauss(0, 300):.1f},{2 + rng.random():.4f},1e-4,{'ok' if number % 9 else ''}"
 
 
+def jsonl_lines(lines: int) -> Iterator[str]:
+    """JSON lines, one value of them nested."""
+    rng = random.Random(0)
+    for number in range(lines):
+        perf = {"tokens_per_sec": round(9500 + rng.gauss(0, 300), 1)}
+        yield json.dumps(
+            {"_step": number, "_timestamp": 1.7e9 + 2 * number, "perf": perf, "loss": round(2 + rng.random(), 4), "note": "ok"}
+        )
+
+
 LOGS: dict[str, Callable[[int], Iterator[str]]] = {
     "console": console_lines,
     "megatron": megatron_lines,
     "steps": step_lines,
     "csv": csv_lines,
+    "jsonl": jsonl_lines,
 }
 
 

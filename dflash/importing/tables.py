@@ -8,7 +8,7 @@ in which it first comes.
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -140,17 +140,19 @@ def _read_jsonl(path: Path, given: Sequence[str], spool: Spool) -> Readings | No
     for first, text in reader.texts():
         lines = numbered_lines(first, text)
         filled = lines.filter(pl.col("text").str.strip_chars() != "")
-        records = [(line, _record(each), each) for line, each in filled.iter_rows()]
-        found = dict.fromkeys(name for _, record, _ in records if record is not None for name in record)
-        if not found.keys() <= names.keys():
-            names.update(found)
+        parsed = [_record(each) for each in filled["text"]]
+        records = [record for record in parsed if record is not None]
+        known = len(names)
+        for record in records:
+            if not record.keys() <= names.keys():
+                names.update(dict.fromkeys(record))
+        if len(names) > known:
             columns = _columns_so_far(names, given)
-        cells = [
-            [line, *(_text(record.get(column.source)) for column in columns)] for line, record, _ in records if record is not None
-        ]
-        schema = {"line": pl.Int64, **{f"c{at}": pl.String for at in range(len(columns))}}
-        odd = [(line, each) for line, record, each in records if record is None]
-        _add(readings, _part(pl.DataFrame(cells, schema=schema, orient="row"), columns, len(lines) - len(filled), odd))
+        is_record = pl.Series([record is not None for record in parsed], dtype=pl.Boolean)
+        cells = [_texts([record.get(column.source) for record in records]).alias(f"c{at}") for at, column in enumerate(columns)]
+        texts = pl.DataFrame([filled["line"].filter(is_record), *cells])
+        odd = list(filled.filter(~is_record).head(LISTED).iter_rows())
+        _add(readings, _part(texts, columns, len(lines) - len(filled), odd))
     columns = choose_columns(names, given) if names else []
     if not _holds_readings(columns):
         return None
@@ -204,8 +206,12 @@ def _cells(text: str, separator: str) -> list[str]:
         return text.split(separator)
 
 
-def _text(cell: Any) -> str | None:
-    return None if cell is None else str(cell)
+def _texts(cells: list[Any]) -> pl.Series:
+    """Values of JSON as text; by polars if all are of one type."""
+    try:
+        return pl.Series(cells).cast(pl.String)
+    except (TypeError, pl.exceptions.PolarsError, OverflowError):
+        return pl.Series([None if cell is None else str(cell) for cell in cells], dtype=pl.String)
 
 
 def _record(text: str) -> dict[str, Any] | None:
@@ -213,12 +219,19 @@ def _record(text: str) -> dict[str, Any] | None:
         value = orjson.loads(text)
     except orjson.JSONDecodeError:
         return None
-    return dict(_flat(value, "")) if isinstance(value, dict) else None
+    if not isinstance(value, dict):
+        return None
+    flat: dict[str, Any] = {}
+    _flatten(value, "", flat, 0)
+    return flat
 
 
-def _flat(tree: dict[str, Any], prefix: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
+def _flatten(tree: dict[str, Any], prefix: str, flat: dict[str, Any], depth: int) -> None:
+    """Add the plain values of nested objects, their names joined by dots; lists and what lies deeper than six levels are left out."""
     for key, value in tree.items():
-        if isinstance(value, dict) and depth < 5:
-            yield from _flat(value, f"{prefix}{key}.", depth + 1)
-        elif not isinstance(value, dict | list):
-            yield f"{prefix}{key}", value
+        kind = type(value)
+        if kind is dict:
+            if depth < 5:
+                _flatten(value, f"{prefix}{key}.", flat, depth + 1)
+        elif kind is not list:
+            flat[prefix + key] = value
