@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from dflash.pipeline.engines.ray_processes import RayProcesses
+from dflash.pipeline.engines.ray_processes import RayProcesses, done_within
 from dflash.pipeline.jobs import EngineDied
 from dflash.pipeline.train import drive_run
 from dflash.runs.folder import change_config, create_run, read_json
@@ -67,6 +67,15 @@ def test_a_process_that_took_over_a_pid_is_left_alone(monkeypatch):
         other.wait()
 
 
+def test_an_act_that_hangs_is_left_and_one_that_fails_is_told():
+    hangs = threading.Event()
+    assert done_within(0.01, hangs.wait) is False
+    hangs.set()
+    assert done_within(30, lambda: None) is True
+    with pytest.raises(ZeroDivisionError):
+        done_within(30, lambda: 1 / 0)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("daemon", DAEMONS)
@@ -118,3 +127,28 @@ def test_a_process_that_lives_on_can_drive_the_run_again(tmp_path, small_config,
     change_config(run, [f"optim.epochs={done + 1}"])
     assert drive_run(run, lambda line: None).state == "finished"
     assert_whole(run, done + 1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_raylet_that_hangs_ends_the_run_with_a_reason(tmp_path, small_config):
+    run = create_run(tmp_path, "run", small_config(*SETTINGS, *LONG))
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from dflash.pipeline.engines import ray; from dflash.pipeline.train import drive_run; from dflash.runs.folder import RunFolder\n"
+        "ray.HANG_SECONDS, ray.HEALTH_SECONDS, ray.CLOSE_SECONDS = 4.0, 1.0, 8.0\n"
+        "drive_run(RunFolder(Path(sys.argv[1])))\n"
+    )
+    with run.output_log.open("wb") as log:
+        driver = subprocess.Popen([sys.executable, "-c", program, str(run.path)], stdout=log, stderr=log)
+    while not run.is_driven():
+        assert driver.poll() is None
+        time.sleep(0.05)
+    wait_for_step_after(run, 1)
+    coordinator = psutil.Process(driver.pid)
+    session = session_of(coordinator)
+    daemon_of(coordinator, "raylet").suspend()
+    assert driver.wait(timeout=240) == 1
+    assert run.state() == "crashed"
+    assert "Ray's daemons hang" in run.reason()
+    assert_nothing_left(session)

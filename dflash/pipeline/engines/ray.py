@@ -12,6 +12,7 @@ Ray's own daemons are watched too: without them nothing goes on, and the run end
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import signal
@@ -29,7 +30,7 @@ from dflash.config import RunConfig
 from dflash.errors import DFlashError, RunFailed
 from dflash.pipeline.engines.actors import DrafterActor, ReaderActor, TargetActor
 from dflash.pipeline.engines.cluster import connect, disconnect, gpus_per_worker
-from dflash.pipeline.engines.ray_processes import RayProcesses, is_orphan
+from dflash.pipeline.engines.ray_processes import RayProcesses, done_within, is_orphan
 from dflash.pipeline.jobs import Completion, EngineDied, Evaluate, Job, Prefetch, Produce, Save, Step, Train
 from dflash.pipeline.ledger import BatchId
 from dflash.pipeline.stages import Stages
@@ -37,6 +38,7 @@ from dflash.pipeline.stages import Stages
 HANG_SECONDS = 30.0
 HEALTH_SECONDS = 10.0
 DAEMON_SECONDS = 0.5
+CLOSE_SECONDS = 45.0
 _GONE = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError, ray.exceptions.ObjectLostError)
 
 
@@ -110,19 +112,33 @@ class RayEngine:
         self._features.pop(batch, None)
 
     def close(self) -> None:
-        """End the actors, and Ray itself where this engine started it (a cluster it joined is left)."""
+        """End the actors, and Ray itself where this engine started it (a cluster it joined is left).
+
+        Raises:
+            EngineDied: Ray hangs; its processes are ended all the same.
+        """
         self._rows.clear()
         self._features.clear()
         is_dead = self._processes.fault() is not None
+        # An orphan that calls a dead Ray, or has its Ray killed, is ended by Ray's library before it has said why.
+        has_left = (is_dead and is_orphan()) or done_within(CLOSE_SECONDS, lambda: self._leave_ray(is_dead))
+        for worker in self._workers.values():
+            _kill_process(worker.pid)  # a stopped process never gets Ray's message
+        self._meeting.unlink(missing_ok=True)
+        if not has_left and is_orphan():
+            atexit.register(self._processes.end)
+        else:
+            self._processes.end()
+        if not has_left:
+            raise EngineDied(
+                f"Ray's daemons hang: no answer for {CLOSE_SECONDS:.0f} s; `dflash resume {self._folder}` goes on with new ones"
+            )
+
+    def _leave_ray(self, is_dead: bool) -> None:
         if not is_dead:
             for worker in self._workers.values():
                 ray.kill(worker.actor)
-        if not (is_dead and is_orphan()):  # Ray's library would end such a process here, before it has said why
-            disconnect()
-        for worker in self._workers.values():
-            _kill_process(worker.pid)  # a stopped process never gets Ray's message
-        self._processes.end()
-        self._meeting.unlink(missing_ok=True)
+        disconnect()
 
     def pids(self) -> dict[str, int]:
         """The process of each worker, by name."""

@@ -8,6 +8,8 @@ itself, says what died while it still can, and then calls Ray no more.
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -66,6 +68,28 @@ class RayProcesses:
 def is_orphan() -> bool:
     """Whether the process that started this one is gone."""
     return os.getppid() == 1
+
+
+def done_within(seconds: float, act: Callable[[], None]) -> bool:
+    """Whether an act came to an end in that time; otherwise it is left to itself, in a thread of its own.
+
+    Raises:
+        Exception: what the act raised.
+    """
+    faults: list[BaseException] = []
+
+    def attempt() -> None:
+        try:
+            act()
+        except BaseException as error:
+            faults.append(error)
+
+    thread = threading.Thread(target=attempt, name="leave-ray", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if faults:
+        raise faults[0]
+    return not thread.is_alive()
 
 
 def _started_here() -> set[psutil.Process]:
