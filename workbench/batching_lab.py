@@ -126,12 +126,13 @@ class BatchingLab(View):
         self.rows = []
         for number, (name, config) in enumerate(self.plans.items()):
             self._note(f"planning and simulating {name} ({number + 1} of {len(self.plans)}) …")
-            self.rows += compare_plans(self.lengths, {name: config}, source=str(self.source), hours=HOURS)
+            self.rows = mark_frontier(
+                [*self.rows, *compare_plans(self.lengths, {name: config}, source=str(self.source), hours=HOURS)]
+            )
             self._show_rows()
         self._note(f"{self.lengths.size:,} lengths standing for all; {HOURS:g} h simulated for each plan")
 
     def _show_rows(self) -> None:
-        rows = mark_frontier(self.rows)
         columns = [
             "plan",
             "padding efficiency %",
@@ -145,9 +146,9 @@ class BatchingLab(View):
             "bottleneck",
         ]
         self.table.value = table_html(
-            columns, [_cells(row) for row in rows], note="★ no other plan is both faster and at least as even"
+            columns, [_cells(row) for row in self.rows], note="★ no other plan is both faster and at least as even"
         )
-        self.frontier.show(speed_against_mix(plan_frame(rows)))
+        self.frontier.show(speed_against_mix(plan_frame(self.rows)))
 
     def _simulate_pools(self, name: str) -> None:
         config = self.plans[name]

@@ -8,8 +8,11 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 import polars as pl
 
+from dflash.charts.labels import label_places
 from dflash.charts.style import BLUE, GREEN, GREY, ORANGE, STATE_COLOURS, Axis, bucket_labels, empty_figure, escaped, new_figure
 
+_WIDE, _HIGH = 640, 290
+"""Pixels of the drawing inside its axes, about, as the notebook shows it."""
 _NO_PLANS = "no plans yet: name some in a plans file"
 
 
@@ -30,6 +33,13 @@ def speed_against_mix(plans: pl.DataFrame, window: int = 32) -> go.Figure:
         title="speed against mix",
         height=420,
     )
+    lowest, highest = (math.log10(max(float(shown[mix][at]), 1e-4)) for at in (0, -1))
+    left, right, top = lowest - 0.5, highest + 0.5, 1.12 * max(shown["ktok_s"].to_list())  # room for the names
+    pixels = [
+        (_WIDE * (math.log10(max(vr, 1e-4)) - left) / (right - left), _HIGH * rate / top)
+        for vr, rate in shown[[mix, "ktok_s"]].iter_rows()
+    ]
+    shown = shown.with_columns(place=pl.Series(label_places(pixels, shown["plan"].to_list())))
     best = shown.filter(pl.col("frontier"))
     figure.add_scatter(
         x=best[mix].to_list(), y=best["ktok_s"].to_list(), name="frontier", mode="lines", line={"color": GREEN, "width": 2, "shape": "hv"},
@@ -42,13 +52,12 @@ def speed_against_mix(plans: pl.DataFrame, window: int = 32) -> go.Figure:
         part = shown.filter(pl.col("frontier") == on_frontier)
         figure.add_scatter(
             x=part[mix].to_list(), y=part["ktok_s"].to_list(), name=name, mode="markers+text",
-            text=[escaped(plan) for plan in part["plan"]], textposition=["top center", "bottom center"] * part.height,
+            text=[escaped(plan) for plan in part["plan"]], textposition=part["place"].to_list(),
             customdata=(part["padding_efficiency"] * 100).to_list(), marker={"color": colour, "symbol": symbol, "size": 10},
             hovertemplate="%{text}: %{y:.1f} Ktok/s, vr %{x:.3g}, padding efficiency %{customdata:.1f}%<extra></extra>",
         )  # fmt: skip
-    lowest, highest = float(shown[mix][0]), float(shown[mix][-1])
-    figure.update_xaxes(range=[math.log10(max(lowest, 1e-4) / 3), math.log10(max(highest, 1e-4) * 3)])  # room for the names
-    figure.update_yaxes(range=[0, 1.12 * max(shown["ktok_s"].to_list())])
+    figure.update_xaxes(range=[left, right])
+    figure.update_yaxes(range=[0, top])
     return figure
 
 

@@ -33,12 +33,14 @@ def loss(runs: Sequence[RunSeries], view: View) -> go.Figure:
     for number, run in enumerate(runs):
         colour, name = SERIES[number % len(SERIES)], run.name if len(runs) > 1 else "each step"
         x, y = _shown(run, run.steps, "loss", view)
-        traces.append(_line(*keep_extremes(x / scale.size, y, view.points), name, colour, opacity=0.7, width=1))
-        if x.size > 2 * BAND_BINS or len(runs) == 1:
+        banded = x.size > 2 * BAND_BINS or len(runs) == 1
+        looks = {"opacity": 0.7, "width": 1} if banded else {"dash": DASHES[number % len(DASHES)]}
+        traces.append(_line(*keep_extremes(x / scale.size, y, view.points), name, colour, **looks))
+        if banded:
             traces.extend(_band(x / scale.size, y, colour, showlegend=len(runs) == 1))
         x, y = _shown(run, run.evaluations, "loss", view)
         if y.size:
-            traces.append(_dots(x / scale.size, y, "held out" if len(runs) == 1 else f"{run.name}, held out", ORANGE, "diamond"))
+            traces.append(_dots(x / scale.size, y, *_held_out(runs, run, colour)))
     return figure(traces, scale, Axis("weighted loss", "nats a token"), runs, view, title=title, yaxis={"rangemode": "normal"})
 
 
@@ -55,8 +57,13 @@ def acceptance(runs: Sequence[RunSeries], view: View) -> go.Figure:
         traces.append(_line(*keep_extremes(x / scale.size, y, view.points), name, colour, dash=DASHES[number % len(DASHES)]))
         x, y = _shown(run, run.evaluations, "acceptance_length", view)
         if y.size:
-            traces.append(_dots(x / scale.size, y, "held out" if len(runs) == 1 else f"{run.name}, held out", ORANGE, "diamond"))
+            traces.append(_dots(x / scale.size, y, *_held_out(runs, run, colour)))
     return figure(traces, scale, Axis("tokens a target call"), runs, view, title=title, yaxis={"rangemode": "normal"})
+
+
+def _held_out(runs: Sequence[RunSeries], run: RunSeries, colour: str) -> tuple[str, str, str]:
+    """Name, colour and symbol of held-out points: of one run in a colour of their own, of several in the run's."""
+    return ("held out", ORANGE, "diamond") if len(runs) == 1 else (f"{run.name}, held out", colour, "diamond")
 
 
 def schedule(runs: Sequence[RunSeries], view: View) -> go.Figure:

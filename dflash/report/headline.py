@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from dflash.analysis.attribution import because
@@ -49,8 +50,8 @@ def headline(post: PostMortem) -> tuple[str, str]:
 
 
 def _change(post: PostMortem) -> tuple[float, float, float] | None:
-    """Change with its interval: of the whole rate with pauses where there are accounts, of plain training otherwise."""
-    if post.attribution is not None:
+    """Change with its interval: of the whole rate with pauses where there are accounts enough, of plain training otherwise."""
+    if post.attribution is not None and (math.isfinite(post.attribution.high) or post.ratio is None):
         return post.attribution.change, post.attribution.low, post.attribution.high
     if post.ratio is not None:
         return post.ratio.change, post.ratio.low, post.ratio.high
@@ -58,8 +59,9 @@ def _change(post: PostMortem) -> tuple[float, float, float] | None:
 
 
 def _rates(post: PostMortem) -> tuple[float, float] | None:
-    if post.attribution is not None and post.attribution.before is not None and post.attribution.after is not None:
-        return post.attribution.before.ktok_s, post.attribution.after.ktok_s
+    found = post.attribution
+    if found is not None and found.before is not None and found.after is not None and math.isfinite(found.high):
+        return found.before.ktok_s, found.after.ktok_s
     return (post.ratio.before, post.ratio.after) if post.ratio is not None else None
 
 
