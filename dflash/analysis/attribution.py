@@ -81,7 +81,7 @@ class Attribution:
     """Why the rate changed between two stretches.
 
     Attributes:
-        verdict: "regression", "no regression", "unclear" (slower, and no factor explains it) or "too little data".
+        verdict: "regression", "no regression", "unclear" (no factor explains it, or nothing can be said with confidence) or "too little data".
         before, after: the stretches.
         change: after / before - 1, pauses included; low, high: its 95% interval.
         causes: named, the largest share first.
@@ -156,6 +156,9 @@ def _explain(
         "before": before, "after": after, "change": change, "low": low, "high": high, "bottlenecks": bottlenecks,
         "padding_closure": closure, "all_factors": factors,
     }  # fmt: skip
+    if not math.isfinite(high):
+        words = f"The rate changed by {change:+.0%}, measured over too few stretches to say how sure that is, so nothing is named."
+        return Attribution("unclear", words, unexplained=1.0, **common)
     if high >= 0 or change > -SMALLEST_DROP:
         words = f"The rate did not fall: {change:+.0%} [{low:+.0%}, {high:+.0%}]."
         return Attribution("no regression", words, ruled_out=_ruled_out(factors, [], dropped=False), **common)
