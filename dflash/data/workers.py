@@ -13,6 +13,7 @@ from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import connection, get_context, parent_process
+from multiprocessing.connection import Connection
 from typing import NamedTuple
 
 from dflash.data.chunk import Chunk, ChunkResult, Workplace, do_chunk, finished
@@ -43,16 +44,21 @@ def work_off(chunks: Iterable[Chunk], task: Task, *, workers: int) -> Generator[
         for chunk in chunks:
             yield chunk.number, finished(chunk, task.place) or do_chunk(chunk, encoder, task.place)
         return
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=_start, initargs=(task,))
+    context = get_context("spawn")
+    end, keep = context.Pipe(duplex=False)
+    pool = ProcessPoolExecutor(workers, context, initializer=_start, initargs=(task, end))
     try:
         yield from _spread(chunks, pool, task.place, workers + _WAITING_CHUNKS)
     except BrokenProcessPool as error:
+        keep.close()  # a worker that was being started while the pool ended the others is ended by nobody else, and waited for
         raise RunFailed(
             f"{task.place.out}: a worker process died (out of memory? or a script that lacks `if __name__ == '__main__':`). "
             "What was finished is kept: run the same command again, perhaps with fewer workers"
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+        end.close()
+        keep.close()
 
 
 def _spread(chunks: Iterable[Chunk], pool: ProcessPoolExecutor, place: Workplace, limit: int) -> Iterator[tuple[int, ChunkResult]]:
@@ -77,7 +83,7 @@ def _spread(chunks: Iterable[Chunk], pool: ProcessPoolExecutor, place: Workplace
 def _submitted(pool: ProcessPoolExecutor, chunk: Chunk) -> Future[ChunkResult]:
     try:
         return pool.submit(_work, chunk)
-    except OSError as error:  # the pool was closing its pipes, because a worker had died, while this call started another
+    except (OSError, ValueError) as error:  # a worker had died, and the pool closed its pipes while this call started another
         raise BrokenProcessPool(str(error)) from error
 
 
@@ -85,19 +91,19 @@ _encoder: RowEncoder
 _place: Workplace
 
 
-def _start(task: Task) -> None:
-    """Make this process a worker."""
+def _start(task: Task, end: Connection) -> None:
+    """Make this process a worker, until the parent ends or closes its side of `end`."""
     global _encoder, _place
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(end,), daemon=True).start()
     _encoder, _place = RowEncoder(task.tokenizer, task.options), task.place
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(end: Connection) -> None:
     parent = parent_process()
     if parent is not None:
-        connection.wait([parent.sentinel])
+        connection.wait([parent.sentinel, end])
         os._exit(1)
 
 
