@@ -9,6 +9,7 @@ Each clock adds `at`, seconds since the run's first reading. It may hold the new
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from itertools import pairwise
 from typing import Protocol
 
@@ -34,7 +35,7 @@ class Clock(Protocol):
         """What was held back."""
 
 
-class _Immediate:
+class _Immediate(ABC):
     """A clock that holds nothing back."""
 
     jumps = 0
@@ -45,8 +46,9 @@ class _Immediate:
     def finish(self) -> None:
         return None
 
+    @abstractmethod
     def _at(self, frame: pl.DataFrame) -> Floats:
-        raise NotImplementedError
+        """Seconds since the run's first reading, one a row."""
 
 
 class WallClock(_Immediate):
