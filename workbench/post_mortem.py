@@ -19,6 +19,7 @@ from dflash.report.page import Page
 from dflash.report.postmortem import PostMortem as Findings
 from dflash.report.postmortem import investigate, read_notes, write_notes
 from dflash.report.sections import check_report_name, postmortem_page, write_report
+from dflash.runs.control import settings_changed
 from dflash.runs.folder import RunFolder, list_runs, open_run
 from dflash.telemetry.reader import read_events
 from workbench.page_blocks import page_widgets
@@ -234,9 +235,8 @@ def _found(run: RunFolder, against: Against) -> Findings:
 
 def _live_changes(run: RunFolder) -> list[tuple[str, Against]]:
     """The settings changed while the run went on, each as the step from which on it counted."""
-    changes = [event for event in read_events(run.events, "change") if event.get("accepted") and event.get("action") == "set"]
     return [
         (f"step {each['step']}: {each['key']} {each.get('old')} → {each.get('new')}"[:90], each["step"])
-        for each in changes
+        for each in settings_changed(read_events(run.events, "change"))
         if isinstance(each.get("step"), int) and each["step"] > 0
     ]

@@ -24,7 +24,7 @@ from dflash.errors import DFlashError, RefusedInput
 from dflash.pipeline.live import LIVE_KEYS, value_of
 from dflash.predict.changes import changed, effect_of
 from dflash.predict.workload import Workload, load_workload
-from dflash.runs.control import send_command
+from dflash.runs.control import send_command, settings_changed
 from dflash.runs.folder import RunFolder, open_run
 from dflash.runs.launch import drive
 from dflash.telemetry.reader import Tail
@@ -150,7 +150,7 @@ class RunConsole(View):
 
     @shows_errors
     def _undo(self) -> None:
-        mine = [each for each in self.changes if each.get("accepted") and each.get("action") == "set"]
+        mine = settings_changed(self.changes)
         if not mine:
             raise RefusedInput("nothing to undo: no setting was changed while this run trained")
         last = mine[-1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from dflash.analysis.attribution import because
+from dflash.analysis.attribution import Attribution, because
 from dflash.report.page import Block, Callout, Fact, Facts
 from dflash.report.postmortem import PostMortem
 
@@ -34,7 +34,7 @@ def headline(post: PostMortem) -> tuple[str, str]:
     if change is None:
         return post.changes.verdict, post.changes.sentence
     value, low, high = change
-    size = f"{abs(value):.0%} [{_interval(value, low, high).removesuffix(' less').removesuffix(' more')}]"
+    size = f"{abs(value):.0%} [{_sizes(low, high)}]"
     if high < 0 and value <= -0.05:
         cause = cause_words(post)
         sure = "regression" if post.confirmed else "suspected regression"
@@ -49,29 +49,35 @@ def headline(post: PostMortem) -> tuple[str, str]:
     return "steady", f"No change of throughput that can be told from the noise: {value:+.0%} {sure}."
 
 
+def _accounted(post: PostMortem) -> Attribution | None:
+    """The attribution, where its accounts are enough for an interval of the change (or there is nothing else to go by)."""
+    found = post.attribution
+    return found if found is not None and (math.isfinite(found.high) or post.ratio is None) else None
+
+
 def _change(post: PostMortem) -> tuple[float, float, float] | None:
     """Change with its interval: of the whole rate with pauses where there are accounts enough, of plain training otherwise."""
-    if post.attribution is not None and (math.isfinite(post.attribution.high) or post.ratio is None):
-        return post.attribution.change, post.attribution.low, post.attribution.high
-    if post.ratio is not None:
-        return post.ratio.change, post.ratio.low, post.ratio.high
-    return None
+    found = _accounted(post) or post.ratio
+    return None if found is None else (found.change, found.low, found.high)
 
 
 def _rates(post: PostMortem) -> tuple[float, float] | None:
-    found = post.attribution
+    found = _accounted(post)
     if found is not None and found.before is not None and found.after is not None and math.isfinite(found.high):
         return found.before.ktok_s, found.after.ktok_s
     return (post.ratio.before, post.ratio.after) if post.ratio is not None else None
 
 
 def _interval(value: float, low: float, high: float) -> str:
-    """The interval in words, as "17% to 49%" where the headline says which way, with signs where it reaches both ways."""
+    """The interval in words: 17% to 49% less, or with signs where it reaches both ways."""
     if low < 0 < high:
         return f"{low:+.0%} to {'over +1,000%' if high > 10 else f'{high:+.0%}'}"
-    bounds = sorted((abs(low), abs(high)))
-    words = " to ".join("over 1,000%" if bound > 10 else f"{bound:.0%}" for bound in bounds)
-    return f"{words} {'less' if value < 0 else 'more'}"
+    return f"{_sizes(low, high)} {'less' if value < 0 else 'more'}"
+
+
+def _sizes(low: float, high: float) -> str:
+    """The interval without its direction, the smaller end first."""
+    return " to ".join("over 1,000%" if size > 10 else f"{size:.0%}" for size in sorted((abs(low), abs(high))))
 
 
 def cause_words(post: PostMortem) -> str:

@@ -22,6 +22,7 @@ from dflash.analysis.noise import Ratio, compare_rates
 from dflash.analysis.rates import RateSeries, rate_series
 from dflash.analysis.suspects import Suspect, rank_suspects
 from dflash.errors import RefusedInput
+from dflash.runs.control import settings_changed
 from dflash.runs.folder import RunFolder, write_text
 
 NOTES_FILE = "postmortem.md"
@@ -105,8 +106,7 @@ def investigate(run: RunFolder, *, baseline: RunFolder | None = None, at_step: i
     comparison = None
     if baseline is not None and other is not None:
         comparison = compare_runs(baseline, run, logs=(other, log))
-    live = [event for event in log.rare["change"] if event.get("accepted") and event.get("action") == "set"]
-    near = [event for event in live if at is None or abs(event["at"] - at) <= NEAR_SECONDS]
+    near = [event for event in settings_changed(log.rare["change"]) if at is None or abs(event["at"] - at) <= NEAR_SECONDS]
     causes = attribution.causes if attribution else []
     return PostMortem(
         run, log, series, changes, baseline, other, other_series, before, after, at, step, ratio, attribution, gauges,

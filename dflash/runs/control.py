@@ -15,6 +15,7 @@ import re
 import secrets
 import stat
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -42,6 +43,11 @@ class Command:
     value: Any = None
     who: str = "unknown"
     fault: str | None = None
+
+
+def settings_changed(answers: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of a run's `change` events those that changed a setting: accepted, and no pause, continue, checkpoint or stop."""
+    return [answer for answer in answers if answer.get("accepted") and answer.get("action") == "set"]
 
 
 def send_command(run: RunFolder, action: str, *, key: str | None = None, value: Any = None, who: str | None = None) -> str:

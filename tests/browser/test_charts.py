@@ -24,12 +24,18 @@ SLOW = """async () => {
 }"""
 
 
-def test_a_figure_that_comes_while_the_first_is_drawn_is_not_missed(lab):
+@pytest.fixture
+def page(lab):
+    """A page with the first chart drawn."""
     page, address, root = lab
     write_notebook(root / "charts.ipynb", [FIRST])
     open_notebook(page, address, "charts.ipynb")
     run_all(page)
     wait_for_points(page, "first", 3)
+    return page
+
+
+def test_a_figure_that_comes_while_the_first_is_drawn_is_not_missed(page):
     page.evaluate(SLOW)
     run_cell(page, SECOND)
     page.wait_for_selector(".dflash-chart[data-name=second]")
@@ -41,12 +47,7 @@ def test_a_figure_that_comes_while_the_first_is_drawn_is_not_missed(lab):
     assert cell_errors(page) == []
 
 
-def test_a_figure_that_can_not_be_drawn_does_not_stop_the_ones_after_it(lab):
-    page, address, root = lab
-    write_notebook(root / "charts.ipynb", [FIRST])
-    open_notebook(page, address, "charts.ipynb")
-    run_all(page)
-    wait_for_points(page, "first", 3)
+def test_a_figure_that_can_not_be_drawn_does_not_stop_the_ones_after_it(page):
     page.evaluate("""async () => {
         const plotly = await globalThis.__dflash_plotly__, react = plotly.react;
         plotly.react = async () => { plotly.react = react; throw new Error("no such trace") };

@@ -1,6 +1,5 @@
 """The coordinator on the simulated engine: exactly once, work-conserving, bounded, and time that adds up."""
 
-import json
 import random
 import time
 from collections import Counter
@@ -18,6 +17,7 @@ from dflash.pipeline.engines.simulated import CostModel, SimulatedEngine
 from dflash.pipeline.jobs import Completion, Prefetch, Produce, Save, Step, Train
 from dflash.pool.policies import POLICIES
 from dflash.telemetry.accounts import STATES
+from tests.pipeline.kept_states import Store
 
 TOPOLOGY = ("pipeline.targets=5", "pipeline.drafters=3")
 RECORD_COSTS = CostModel(target_per_padded_token=16 / 45_000, drafter_per_token=13 / 45_000, noise=0.1)
@@ -166,19 +166,6 @@ def test_prefetch_and_pool_stay_within_their_bounds(simulate):
 def test_a_batch_larger_than_the_pool_is_refused_with_the_remedy(simulate):
     with pytest.raises(RefusedInput, match=r"pool.capacity_bytes=100 is smaller.*lower batching.token_budget"):
         simulate([500] * 10, "pool.capacity_bytes=100")
-
-
-class Store:
-    """Keeps what would be written."""
-
-    def __init__(self):
-        self.states = {}
-
-    def begin(self, step):
-        return Save(None)
-
-    def commit(self, step, state):
-        self.states[step] = json.loads(json.dumps(state))
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))

@@ -2,7 +2,6 @@
 
 import hashlib
 import itertools
-import json
 
 import numpy as np
 import pytest
@@ -13,12 +12,12 @@ from dflash.batching.plan import plan_epoch
 from dflash.config import BatchingConfig, build_config
 from dflash.pipeline.coordinator import Coordinator
 from dflash.pipeline.engines.simulated import CostModel, SimulatedEngine
-from dflash.pipeline.jobs import Save
 from dflash.pipeline.ledger import Ledger
 from dflash.pipeline.plans import PlanStream
 from dflash.pipeline.reports import Progress
 from dflash.pool.policies import POLICIES
 from dflash.predict.simulation import Watcher
+from tests.pipeline.kept_states import Store
 
 STRATEGIES = ["sorted", "shuffled", "bucketed", "jittered", "packed"]
 NEVER_WAIT = sorted(set(POLICIES) - {"round_robin_wait"})
@@ -33,19 +32,6 @@ shapes_of_lengths = st.one_of(
 """Any lengths; one sample; all at the limit; all equal."""
 boundaries_to_cover = st.sampled_from([None, [0, LIMIT], [0, 1, 2, 3, LIMIT], [0, LIMIT, LIMIT + 1, LIMIT + 2], [0, 20, 40, LIMIT]])
 """By quantiles; one bucket; some that are empty."""
-
-
-class Store:
-    """Keeps what a checkpoint would hold."""
-
-    def __init__(self):
-        self.states = {}
-
-    def begin(self, step):
-        return Save(None)
-
-    def commit(self, step, state):
-        self.states[step] = json.loads(json.dumps(state))
 
 
 class Witness(Watcher):
