@@ -189,7 +189,7 @@ class LiveCharts(View):
             self._ticker.wake()
 
     def _tell_state(self) -> None:
-        lines = [describe_progress(run.state(), series) for run, series in zip(self.runs, self.series, strict=True)]
+        lines = [describe_progress(run.state(), series, run.reason()) for run, series in zip(self.runs, self.series, strict=True)]
         state = "<br>".join(html.escape(line) for line in lines)
         if state != self._state:
             self._state = state

@@ -179,13 +179,14 @@ class RunConsole(View):
             pass
         state = self.run.state()
         self._hear_answers()
-        paused = state == "running" and self._paused
-        self._set(self.state, f"<b>{html.escape(describe_progress('paused' if paused else state, self._series))}</b>")
+        running = state == "running"
+        paused = running and self._paused
+        said = describe_progress("paused" if paused else state, self._series, self.run.reason())
+        self._set(self.state, f"<b>{html.escape(said)}</b>{f' · {html.escape(self.run.driver())}' if running else ''}")
         total = self._series.total_steps or 0
         done = float(self._series.steps["step"][-1]) if len(self._series.steps) else 0.0
         self.progress.value = min(done / total, 1.0) if total else 0.0
         for name, each in self.buttons.items():
-            running = state == "running"
             wanted = {
                 "pause": running and not paused,
                 "continue": running and paused,

@@ -107,9 +107,9 @@ def draw_run(runs: Sequence[RunSeries], view: View | None = None) -> dict[str, g
     return {name: chart(runs, view or View()) for name, chart in CHARTS.items()}
 
 
-def describe_progress(state: str, run: RunSeries) -> str:
-    """One line: name, state, step, rate over the last minute, time left at that rate."""
-    parts = [run.name, state]
+def describe_progress(state: str, run: RunSeries, reason: str | None = None) -> str:
+    """One line: name, state and its reason, step, rate over the last minute, time left at that rate."""
+    parts = [run.name, state if reason is None else f"{state}: {reason}"]
     if len(run.steps):
         parts.append(f"step {int(run.steps['step'][-1]):,}" + (f" of {run.total_steps:,}" if run.total_steps else ""))
     last = np.array([len(run.samples) - 1])

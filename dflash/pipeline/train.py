@@ -69,7 +69,7 @@ def drive_run(run: RunFolder, show: Callable[[str], None] = print) -> Outcome:
         StopNow: Ctrl-C came twice.
     """
     with (
-        run.driven() as hold,
+        run.driven(show) as hold,
         Recorder(run.events, "coordinator") as recorder,
         run.console_log.open("a", encoding="utf-8") as console,
     ):

@@ -48,8 +48,8 @@ def dashboard(runs: list[RunFolder], series: list[RunSeries], view: View) -> Pag
     return Page(
         title=f"Run {runs[0].name}" + (f" and {len(runs) - 1} more" if len(runs) > 1 else ""),
         kicker="dflash dashboard",
-        subtitle=describe_progress(runs[0].state(), series[0]),
-        lead=[Items([describe_progress(run.state(), each) for run, each in zip(runs[1:], series[1:], strict=True)])]
+        subtitle=describe_progress(runs[0].state(), series[0], runs[0].reason()),
+        lead=[Items([describe_progress(run.state(), each, run.reason()) for run, each in zip(runs[1:], series[1:], strict=True)])]
         if runs[1:]
         else [],
         sections=[*sections, Section("What happened", _happened(runs[0], series[0]))],

@@ -18,7 +18,7 @@ def follow(run: RunFolder, show: Callable[[str], None], poll_seconds: float = 0.
     offset = max(_size(run) - _FIRST_BYTES, 0)
     is_first = offset > 0
     while True:
-        running = run.is_driven()  # asked before reading, so that the last lines are shown too
+        running = run.is_driven(patient=True)  # asked before reading, so that the last lines are shown too
         lines, offset = _new_lines(run, offset)
         for line in lines[1:] if is_first else lines:  # the first one may be cut
             show(line)

@@ -15,7 +15,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -64,7 +64,7 @@ def send_command(run: RunFolder, action: str, *, key: str | None = None, value: 
         raise RefusedInput(f"{action}: no such action; use one of {', '.join(ACTIONS)}")
     if action == "set" and not key:
         raise RefusedInput("set needs a key and a value, as in: set pool.policy oldest")
-    if not run.is_driven():
+    if not run.is_driven(patient=True):
         state = run.state()
         remedy = "" if state == "finished" else f"; go on with `dflash resume {run.path}`"
         raise RefusedInput(f"{run.path} is {state}: nobody would read the command{remedy}")
@@ -124,6 +124,7 @@ class Mailbox:
         self._inbox = run.path / "control" / "inbox"
         self._refused = run.path / "control" / "refused"
         self._session = read_json(run.path / "process.json").get("session")
+        self._owners = {os.getuid(), 0, _owner_of(run.path / "process.json")}
         self._stuck: set[str] = set()
 
     def poll(self) -> list[Command]:
@@ -150,7 +151,7 @@ class Mailbox:
             self._stuck.add(path.name)  # not ours to move: answered once, and passed over from now on
 
     def _read(self, path: Path) -> Command:
-        fault, fields = _read_safely(path)
+        fault, fields = _read_safely(path, self._owners)
         if fault is None and fields.get("session") != self._session:
             fault = "it was meant for an earlier session of this run"
         if fault is None and fields.get("action") not in ACTIONS:
@@ -165,7 +166,15 @@ class Mailbox:
         )
 
 
-def _read_safely(path: Path) -> tuple[str | None, dict[str, Any]]:
+def _owner_of(path: Path) -> int:
+    """Whom this process's own files belong to there: a network folder may write all of root's down to nobody."""
+    try:
+        return path.stat().st_uid
+    except OSError:
+        return os.getuid()
+
+
+def _read_safely(path: Path, owners: Collection[int]) -> tuple[str | None, dict[str, Any]]:
     """A command's fields, or why it is not read: it may be anything anybody put there."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -175,7 +184,7 @@ def _read_safely(path: Path) -> tuple[str | None, dict[str, Any]]:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):
             return "it is no regular file", {}
-        if found.st_uid not in (os.getuid(), 0):
+        if found.st_uid not in owners:
             return f"it belongs to user {found.st_uid}", {}
         if found.st_size > LARGEST_COMMAND_BYTES:
             return f"it has {found.st_size} bytes, {LARGEST_COMMAND_BYTES} at most are read", {}

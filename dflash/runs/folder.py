@@ -6,7 +6,8 @@ runs/<name>/config.yaml     every setting
             console.log     what a background run printed
             checkpoints/    step-00000100/, the newest few
             control/        mailbox, see control.py
-            process.json    pid and beginning of the process that drives it, and its session's id
+            process.json    the process that drives it: pid and beginning, where these count, its host; and its session's id
+            run.lock        held while it is driven, and touched as a sign of life for other machines
             exit.json       how its last session ended; absent while one is under way
 
 A run that was imported from a log has imported.json and events/; config.yaml only if the user gave one.
@@ -20,16 +21,18 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from dflash.config import RunConfig, build_config, dump_config, load_config
 from dflash.errors import RefusedInput, RunFailed
+from dflash.runs import heartbeat
 from dflash.runs.hold import LOCK, Hold
-from dflash.runs.process import beginning_of
+from dflash.runs.process import beginning_of, pid_space
+from dflash.telemetry.console import format_duration
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 
@@ -105,41 +108,101 @@ class RunFolder:
         if self.exit_record():
             reason = self.exit_record().get("reason")
             return None if reason is None else str(reason)
-        if self.state() == "crashed":
-            return f"its process ended without a word; `dflash resume {self.path}` goes on from its last checkpoint"
-        return None
+        if self.state() != "crashed":
+            return None
+        remedy = f"`dflash resume {self.path}` goes on from its last checkpoint"
+        if self._is_driven_elsewhere(read_json(self.path / "process.json")):
+            return f"no sign of life of {self.driver()} for {format_duration(heartbeat.seconds_silent(self.path / LOCK))}; {remedy}"
+        return f"its process ended without a word; {remedy}"
 
-    def is_driven(self) -> bool:
-        """Whether a session is under way: none has recorded its end, and its process lives (same pid AND beginning, no zombie)."""
-        if (self.path / "exit.json").exists():
+    def driver(self) -> str:
+        """The process that drives it, or did last, in words."""
+        process = read_json(self.path / "process.json")
+        return f"process {process.get('pid', '?')} on {process.get('host', 'an unknown host')}"
+
+    def is_driven(self, *, patient: bool = False) -> bool:
+        """Whether a session is under way: none has recorded its end, and its process lives.
+
+        A process of this machine lives if its pid and beginning do (a zombie does not), one of another machine or container if the run's
+        heartbeat came within `SILENT_SECONDS`.
+
+        Args:
+            patient: of a run elsewhere that seems silent, watch a few seconds for a heartbeat before saying no: its clock may be another.
+        """
+        if self._has_ended():
             return False
         process = read_json(self.path / "process.json")
-        pid, began = process.get("pid"), process.get("began")
-        return isinstance(pid, int) and began is not None and beginning_of(pid) == began
+        if not self._is_driven_elsewhere(process):
+            pid, began = process.get("pid"), process.get("began")
+            return isinstance(pid, int) and began is not None and beginning_of(pid) == began
+        is_alive = heartbeat.seconds_silent(self.path / LOCK) < heartbeat.SILENT_SECONDS
+        return is_alive or (patient and heartbeat.beats(self.path / LOCK) and not self._has_ended())
+
+    def _has_ended(self) -> bool:
+        try:  # listed, because a network folder that is asked for a name it lacked answers from memory for a while
+            return "exit.json" in os.listdir(self.path)
+        except OSError:
+            return False
+
+    @staticmethod
+    def _is_driven_elsewhere(process: dict[str, Any]) -> bool:
+        return str(process.get("pid_space", pid_space())) != pid_space()
 
     @contextmanager
-    def driven(self) -> Iterator[Hold]:
+    def driven(self, show: Callable[[str], None] = print) -> Iterator[Hold]:
         """Hold the run while driving it: no second process may. The lock goes with the process, however it dies.
+
+        Not every network folder shares locks between machines. So if the last process was one of another machine and left no exit record,
+        its heartbeat is watched for a while first, which `show` is told.
 
         Gives the hold, which finds the folder again should it be moved meanwhile.
 
         Raises:
             RefusedInput: another process drives it.
+            RunFailed: the folder can't be locked.
         """
-        with (self.path / LOCK).open("w") as lock:
+        refusal = f"{self.path}: {self.driver()} is driving this run; stop that first"
+        with _open_lock(self.path / LOCK) as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise RefusedInput(refusal) from error
             except OSError as error:
-                pid = read_json(self.path / "process.json").get("pid", "?")
-                raise RefusedInput(f"{self.path}: process {pid} is driving this run; stop that first") from error
+                raise RunFailed(
+                    f"{self.path / LOCK}: can't be locked ({error.strerror}): another process could drive the run too"
+                ) from error
+            if self._is_driven_elsewhere(read_json(self.path / "process.json")) and not self._has_ended():
+                show(
+                    f"{self.path}: watching for a sign of life of {self.driver()} for {heartbeat.WATCH_SECONDS:g} s, before it is taken over"
+                )
+                if heartbeat.beats(self.path / LOCK):
+                    raise RefusedInput(refusal)
             (self.path / "exit.json").unlink(missing_ok=True)
-            me = os.getpid()
-            write_json(self.path / "process.json", {"pid": me, "began": beginning_of(me), "session": uuid.uuid4().hex})
-            yield Hold(self, lock.fileno())
+            write_json(self.path / "process.json", _this_process())
+            with heartbeat.beating(lock.fileno()):
+                yield Hold(self, lock.fileno())
 
     def write_exit(self, state: str, **fields: Any) -> None:
         """Record how this session ended; without this record a dead run counts as crashed."""
         write_json(self.path / "exit.json", {"state": state, "time": time.time(), **fields})
+
+
+def _open_lock(path: Path) -> TextIO:
+    try:
+        return path.open("a")  # as it is: a file that is opened to be written anew would seem touched
+    except OSError as error:
+        raise RunFailed(f"{path}: can't be opened ({error.strerror}), and without it two processes could drive the run") from error
+
+
+def _this_process() -> dict[str, Any]:
+    me = os.getpid()
+    return {
+        "pid": me,
+        "began": beginning_of(me),
+        "pid_space": pid_space(),
+        "host": os.uname().nodename,
+        "session": uuid.uuid4().hex,
+    }
 
 
 def create_run(runs: Path, name: str | None, config: RunConfig) -> RunFolder:
@@ -170,7 +233,7 @@ def change_config(run: RunFolder, overrides: list[str]) -> None:
     Raises:
         RefusedInput: a process is driving the run, or a setting is refused; the old config stays.
     """
-    if run.is_driven():
+    if run.is_driven(patient=True):
         raise RefusedInput(f"{run.path}: it is running; settings are changed when it is resumed")
     tree = run.config().model_dump(mode="json")
     changed = build_config(tree, overrides, place=str(run.path / "config.yaml"))

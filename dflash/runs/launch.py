@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dflash.config import RunConfig
 from dflash.errors import RunFailed
-from dflash.runs.folder import RunFolder, create_run
+from dflash.runs.folder import RunFolder, create_run, read_json
 
 
 def launch(config: RunConfig, *, runs: Path = Path("runs"), name: str | None = None) -> RunFolder:
@@ -42,7 +42,7 @@ def drive(run: RunFolder, *, start_seconds: float = 120.0) -> int:
             start_new_session=True,
         )
     deadline = time.monotonic() + start_seconds
-    while not run.is_driven() and child.poll() is None and time.monotonic() < deadline:
+    while not _drives(child.pid, run) and child.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
     if child.poll() not in (None, 0) and run.state() != "finished":
         raise RunFailed(f"{run.path}: the run ended at once with code {child.returncode}:\n{_last_lines(run.output_log)}")
@@ -56,11 +56,15 @@ def wait_until_ended(run: RunFolder, seconds: float = 600.0) -> str:
         RunFailed: it still goes on after so many seconds; the wait ends, the run does not.
     """
     deadline = time.monotonic() + seconds
-    while run.is_driven():
+    while run.is_driven(patient=True):
         if time.monotonic() > deadline:
             raise RunFailed(f"{run.path}: still running after {seconds:g} s; wait again, or stop it")
         time.sleep(0.2)
     return run.state()
+
+
+def _drives(pid: int, run: RunFolder) -> bool:
+    return run.is_driven() and read_json(run.path / "process.json").get("pid") == pid
 
 
 def _last_lines(path: Path, lines: int = 20) -> str:

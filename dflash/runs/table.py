@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,10 @@ def describe_runs(runs: Path) -> list[dict[str, Any]]:
 
 def describe_run(run: RunFolder) -> dict[str, Any]:
     """See `describe_runs`. What no event tells is None."""
-    events = last_events(run.events)
+    sessions = _session_files(run.events)
+    events = _last_events(sessions[-1]) if sessions else []
     steps = [event for event in events if event["event"] == "step"]
-    newest = steps[-1] if steps else {}
+    newest = steps[-1] if steps else _step_resumed_from(sessions)
     last = events[-1]["time"] if events and events[-1]["time"] > _LOG_CLOCK_SECONDS else None
     return {
         "run": run.name,
@@ -37,26 +39,35 @@ def describe_run(run: RunFolder) -> dict[str, Any]:
     }
 
 
-def last_events(events: Path) -> list[dict[str, Any]]:
-    """The last quarter MiB of the newest session's events; torn lines left out."""
-    files = _session_files(events)
-    if not files:
-        return []
-    with files[-1].open("rb") as file:
-        file.seek(max(files[-1].stat().st_size - _TAIL_BYTES, 0))
-        lines = file.read().splitlines()
-    return [event for line in lines if (event := _event(line)) is not None]
-
-
 def total_steps_of(events: Path) -> int | None:
     """Optimiser steps of the whole run, as its newest session found them when it began; None before that."""
-    for path in reversed(_session_files(events)):
-        with path.open("rb") as file:
-            for line in file.readlines(64 * 1024):
-                event = _event(line)
-                if event is not None and event["event"] == "run_started":
-                    return int(event["total_steps"])
-    return None
+    started = (_run_started(path) for path in reversed(_session_files(events)))
+    return next((int(event["total_steps"]) for event in started if event is not None), None)
+
+
+def _step_resumed_from(sessions: list[Path]) -> dict[str, Any]:
+    """The step that a session without steps so far goes on from, as an earlier one recorded it; without more than its number if none did."""
+    start = (_run_started(sessions[-1]) if sessions else None) or {}
+    for path in reversed(sessions[:-1]):
+        steps = [event for event in _last_events(path) if event["event"] == "step" and event["step"] <= start.get("step", math.inf)]
+        if steps:
+            return steps[-1]
+    return {"step": start.get("step", 0)}
+
+
+def _run_started(path: Path) -> dict[str, Any] | None:
+    """How the session began; None before it tells."""
+    with path.open("rb") as file:
+        events = (_event(line) for line in file.readlines(64 * 1024))
+        return next((event for event in events if event is not None and event["event"] == "run_started"), None)
+
+
+def _last_events(path: Path) -> list[dict[str, Any]]:
+    """Those of a session's last quarter MiB; torn lines left out."""
+    with path.open("rb") as file:
+        file.seek(max(path.stat().st_size - _TAIL_BYTES, 0))
+        lines = file.read().splitlines()
+    return [event for line in lines if (event := _event(line)) is not None]
 
 
 def _session_files(events: Path) -> list[Path]:

@@ -14,7 +14,7 @@ from dflash.config import build_config
 from dflash.errors import RefusedInput
 from dflash.runs.folder import change_config, create_run, list_runs, open_run, read_json, write_json
 from dflash.runs.hold import FolderGone
-from dflash.runs.process import beginning_of
+from dflash.runs.process import beginning_of, pid_space
 
 runner = CliRunner()
 CONFIG = build_config({"data": {"path": "data"}, "target": {"path": "qwen3-tiny"}})
@@ -73,7 +73,7 @@ def test_the_reason_of_an_end_is_told_where_there_is_one(tmp_path):
 def test_a_zombie_does_not_count_as_running(tmp_path):
     run = create_run(tmp_path, "first", CONFIG)
     child = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
-    write_json(run.path / "process.json", {"pid": child.pid, "began": beginning_of(child.pid)})
+    write_json(run.path / "process.json", {"pid": child.pid, "began": beginning_of(child.pid), "pid_space": pid_space()})
     assert run.state() == "running"
     child.stdin.close()
     while psutil.Process(child.pid).status() != psutil.STATUS_ZOMBIE:
@@ -126,7 +126,7 @@ def test_two_processes_never_drive_one_run(tmp_path):
     )
     assert child.stdout.readline() == "driving\n"
     assert run.state() == "running"
-    with pytest.raises(RefusedInput, match=f"process {child.pid} is driving this run"), run.driven():
+    with pytest.raises(RefusedInput, match=f"process {child.pid} on {os.uname().nodename} is driving this run"), run.driven():
         pass
     with pytest.raises(RefusedInput, match="it is running"):
         change_config(run, ["optim.lr=1e-3"])

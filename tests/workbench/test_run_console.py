@@ -63,3 +63,20 @@ def test_a_run_that_can_not_be_resumed_says_which_file_is_to_blame(finished_run,
     console = closing(RunConsole(run))
     console.buttons["resume"].click()
     assert eventually(lambda: f"{run / 'output.log'}: is a directory" in console.message.value)
+
+
+def test_a_console_on_another_host_steers_a_run_and_says_when_it_fell_silent(paced_run, closing, monkeypatch):
+    folder, process = paced_run
+    monkeypatch.setattr("dflash.runs.folder.pid_space", lambda: "another-boot/pid:[1]")
+    monkeypatch.setattr("dflash.runs.heartbeat.SILENT_SECONDS", 5.0)
+    console = closing(RunConsole(folder, refresh_seconds=0.5))
+    assert f"process {process.pid} on " in console.state.value
+    assert not console.buttons["pause"].disabled
+    console.key.value = "pool.policy"
+    console.value.value = "random"
+    console.apply.click()
+    assert eventually(lambda: "confirmed by the run" in console.message.value)
+    process.kill()
+    assert eventually(lambda: f"crashed: no sign of life of process {process.pid} on " in console.state.value)
+    assert console.buttons["pause"].disabled
+    assert not console.buttons["resume"].disabled
