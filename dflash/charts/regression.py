@@ -14,11 +14,11 @@ from dflash.analysis.flow import KINDS, STATES, Flow
 from dflash.analysis.jumpiness import Spike, rolling_median
 from dflash.analysis.noise import Ratio
 from dflash.analysis.rates import RateSeries
+from dflash.charts.run_axis import Scale, time_scale
 from dflash.charts.style import BLUE, GREY, ORANGE, RED, STATE_COLOURS, Axis, bucket_labels, empty_figure, new_figure
 
 _MOST_POINTS = 1_500
 _HEAT_COLUMNS = 120
-_HOUR = 3_600.0
 
 
 def draw_rate(
@@ -30,14 +30,15 @@ def draw_rate(
         series: the rate.
         changes: seconds at which it changed.
         ratio: means drawn on both sides of the first change.
-        by: "time" (hours) or "tokens" (millions committed, or samples and steps as far as the unit goes).
+        by: "time" or "tokens" (millions committed, or samples and steps as far as the unit goes).
         name: of the line.
     """
     if series.frame.is_empty():
         return empty_figure("the run has no rate yet: it comes with the first optimiser step")
-    frame = series.frame.with_columns(x=_position(series.frame, by))
+    scale = _scale(by, series)
+    frame = series.frame.with_columns(x=_position(series.frame, by) / scale.size)
     kept, other = frame.filter(pl.col("phase") == "train"), frame.filter(pl.col("phase") != "train")
-    figure = new_figure(_axis(by, series.unit), Axis("throughput", series.unit), height=340)
+    figure = new_figure(scale.axis, Axis("throughput", series.unit), height=340)
     thin = _thinned(kept)
     figure.add_scatter(x=thin["x"], y=thin["rate"], mode="lines", name=name, line={"color": BLUE, "width": 1.4})
     if len(other):
@@ -59,10 +60,11 @@ def draw_two_rates(before: RateSeries, after: RateSeries, *, by: str = "time") -
     """Two runs over each other, each from its own start."""
     if before.kept.is_empty() or after.kept.is_empty():
         return empty_figure("one of the runs has no rate")
-    figure = new_figure(_axis(by, after.unit), Axis("throughput", after.unit), height=340)
+    scale = max(_scale(by, before), _scale(by, after), key=lambda each: each.size)
+    figure = new_figure(scale.axis, Axis("throughput", after.unit), height=340)
     for series, name, colour, dash in ((before, "before", GREY, "dot"), (after, "after", RED, "solid")):
         kept = series.kept
-        thin = _thinned(kept.with_columns(x=_position(kept, by)))
+        thin = _thinned(kept.with_columns(x=_position(kept, by) / scale.size))
         mode = "lines" if len(thin) > 30 else "lines+markers"
         figure.add_scatter(x=thin["x"], y=thin["rate"], mode=mode, name=name, line={"color": colour, "dash": dash, "width": 1.5})
     figure.update_yaxes(rangemode="tozero")
@@ -115,10 +117,11 @@ def draw_pool(log: EventLog, *, changes: Sequence[float] = ()) -> go.Figure:
     names = (
         bucket_labels(log.boundaries) if len(log.boundaries) == buckets + 1 else [f"bucket {bucket}" for bucket in range(buckets)]
     )
-    figure = new_figure(Axis("time", "h"), Axis("length bucket", "tokens" if log.boundaries else ""), height=300)
-    figure.add_heatmap(x=at[1:] / _HOUR, y=names, z=depth.T, colorscale="Cividis", colorbar={"title": {"text": "items"}})
+    scale = time_scale(float(at[-1]))
+    figure = new_figure(scale.axis, Axis("length bucket", "tokens" if log.boundaries else ""), height=300)
+    figure.add_heatmap(x=at[1:] / scale.size, y=names, z=depth.T, colorscale="Cividis", colorbar={"title": {"text": "items"}})
     for change in changes:
-        figure.add_vline(x=change / _HOUR, line={"color": RED, "dash": "dash", "width": 2})
+        figure.add_vline(x=change / scale.size, line={"color": RED, "dash": "dash", "width": 2})
     return figure
 
 
@@ -145,36 +148,37 @@ def draw_loss(rows: pl.DataFrame, spikes: Sequence[Spike], *, changes: Sequence[
     """The loss with its trend, spikes marked."""
     if "loss" not in rows.columns or rows.is_empty():
         return empty_figure("the log has no loss")
-    figure = new_figure(Axis("time", "h"), Axis("loss", "nats"), height=300)
+    scale = time_scale(float(rows["at"].max()))  # type: ignore[arg-type]
+    figure = new_figure(scale.axis, Axis("loss", "nats"), height=300)
     trend = rows.select("at", "loss").with_columns(trend=pl.Series(rolling_median(rows["loss"].to_numpy().astype(np.float64))))
     thin = _thinned(trend)
     figure.add_scatter(
-        x=thin["at"] / _HOUR, y=thin["loss"], mode="lines", name="loss", line={"color": BLUE, "width": 1}, opacity=0.5
+        x=thin["at"] / scale.size, y=thin["loss"], mode="lines", name="loss", line={"color": BLUE, "width": 1}, opacity=0.5
     )
     figure.add_scatter(
-        x=thin["at"] / _HOUR, y=thin["trend"], mode="lines", name="rolling median of 101", line={"color": ORANGE, "width": 2.5}
+        x=thin["at"] / scale.size, y=thin["trend"], mode="lines", name="rolling median of 101", line={"color": ORANGE, "width": 2.5}
     )
     if spikes:
-        x, y = zip(*((spike.at_seconds / _HOUR, spike.loss) for spike in spikes), strict=True)
+        x, y = zip(*((spike.at_seconds / scale.size, spike.loss) for spike in spikes), strict=True)
         figure.add_scatter(x=x, y=y, mode="markers", name="spikes (z > 7)", marker={"color": RED, "symbol": "diamond", "size": 9})
     for change in changes:
-        figure.add_vline(x=change / _HOUR, line={"color": RED, "dash": "dash", "width": 1.5})
+        figure.add_vline(x=change / scale.size, line={"color": RED, "dash": "dash", "width": 1.5})
     return figure
 
 
-def _axis(by: str, unit: str) -> Axis:
+def _scale(by: str, series: RateSeries) -> Scale:
+    """The axis of `_position`, and what it is divided by."""
     if by == "time":
-        return Axis("time since the start", "h")
-    return {"Ktok/s": Axis("real tokens committed", "millions"), "samples/s": Axis("samples", "thousands")}.get(
-        unit, Axis("steps", "thousands")
-    )
+        return time_scale(float(series.frame["at"].max()))  # type: ignore[arg-type]
+    work = {"Ktok/s": Axis("real tokens committed", "millions"), "samples/s": Axis("samples", "thousands")}
+    return Scale(work.get(series.unit, Axis("steps", "thousands")), 1_000.0)
 
 
 def _position(frame: pl.DataFrame, by: str) -> pl.Series:
-    """Hours, or work done: the rate summed over time (millions of tokens; thousands of samples or steps)."""
+    """Seconds, or work done: the rate summed over time (thousands of tokens; samples or steps)."""
     if by == "time":
-        return frame["at"] / _HOUR
-    return (frame["rate"].fill_null(0.0) * frame["seconds"].fill_null(0.0)).cum_sum() / 1_000
+        return frame["at"]
+    return (frame["rate"].fill_null(0.0) * frame["seconds"].fill_null(0.0)).cum_sum()
 
 
 def _moved(frame: pl.DataFrame, at_seconds: float) -> float:

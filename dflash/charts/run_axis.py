@@ -84,10 +84,15 @@ def scale_of(runs: Sequence[RunSeries], view: View) -> Scale:
         default=0.0,
     )
     if view.axis == "time":
-        unit, size, _ = next(each for each in _TIME_UNITS if longest >= each[2])
-        return Scale(Axis("time since the start", unit), size)
+        return time_scale(longest)
     unit, size, _ = next(each for each in _TOKEN_UNITS if longest >= each[2])
     return Scale(Axis("real tokens committed", f"{unit} tokens"), size)
+
+
+def time_scale(longest_seconds: float) -> Scale:
+    """Time in the unit that suits so many seconds."""
+    unit, size, _ = next(each for each in _TIME_UNITS if longest_seconds >= each[2])
+    return Scale(Axis("time since the start", unit), size)
 
 
 def positions(run: RunSeries, rows: Columns, axis: AxisName) -> Numbers:

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from dflash.analysis.attribution import Attribution, because
-from dflash.report.page import Block, Callout, Fact, Facts
+from dflash.report.page import Block, Callout, Fact, Facts, duration
 from dflash.report.postmortem import PostMortem
 
 _ADVICE = {
@@ -130,11 +130,11 @@ def _rows(post: PostMortem, side: int) -> str:
 
 
 def _lost(post: PostMortem, rates: tuple[float, float]) -> str:
-    """Hours lost in the stretch after, and device hours where the devices are known."""
-    hours = (post.after[1] - post.after[0]) / 3_600 * (1 - rates[1] / rates[0])
+    """Time lost in the stretch after, and that of all devices where they are known."""
+    seconds = (post.after[1] - post.after[0]) * (1 - rates[1] / rates[0])
     started = post.log.rare["run_started"]
     devices = sum(int(started[-1].get(kind) or 0) for kind in ("targets", "drafters")) if started else 0
-    return f"{hours:.2g} h lost in this log" + (f", {hours * devices:.2g} device hours" if devices else "")
+    return f"{duration(seconds)} lost in this log" + (f", {duration(seconds * devices)} of device time" if devices else "")
 
 
 def _confidence(post: PostMortem) -> str:

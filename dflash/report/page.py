@@ -213,6 +213,13 @@ def shown(value: Any) -> str:
     return str(value)
 
 
+def duration(seconds: float) -> str:
+    """Time as reports tell it: 0.4 s, 98 s, 12 min, 3.5 h."""
+    if seconds < 600:
+        return f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.1g} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7_200 else f"{seconds / 3_600:.1f} h"
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 

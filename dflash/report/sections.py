@@ -21,7 +21,7 @@ from dflash.errors import RefusedInput
 from dflash.report.counterfactual import Counterfactual, simulate_without
 from dflash.report.headline import advice, cause_words, headline, lead
 from dflash.report.markdown import render_markdown
-from dflash.report.page import Block, Chart, Code, Items, Page, Section, Table, Text, write_document, write_page
+from dflash.report.page import Block, Chart, Code, Items, Page, Section, Table, Text, duration, write_document, write_page
 from dflash.report.postmortem import PostMortem, log_lines
 
 
@@ -86,7 +86,7 @@ def _timeline(post: PostMortem) -> Section:
     events: list[tuple[float, str]] = [(event["at"], _started(event)) for event in post.log.rare["run_started"]]
     for change in post.changes.changes:
         ratio = change.ratio
-        lag = "" if change.detection_seconds is None else f"; could be told from noise {_duration(change.detection_seconds)} later"
+        lag = "" if change.detection_seconds is None else f"; could be told from noise {duration(change.detection_seconds)} later"
         size = f"{ratio.change:+.0%} [{ratio.low:+.0%}, {ratio.high:+.0%}]"
         events.append((change.at_seconds, f"rate {ratio.before:.3g} to {ratio.after:.3g} {post.series.unit} ({size}){lag}"))
     for event in post.log.rare["change"]:
@@ -94,13 +94,13 @@ def _timeline(post: PostMortem) -> Section:
     events += [(event["at"], f"worker lost: {event.get('worker')}") for event in post.log.rare["worker_lost"]]
     events += [(event["at"], f"warning: {event.get('message')}") for event in post.log.rare["warning"][:20]]
     events += [(event["at"], f"ended: {event.get('state')}") for event in post.log.rare["run_ended"]]
-    rows = [(_duration(at), words) for at, words in sorted(events, key=lambda event: event[0])]
+    rows = [(duration(at), words) for at, words in sorted(events, key=lambda event: event[0])]
     blocks: list[Block] = [Table(["time", "what"], rows[:200])]
     stalls = post.changes.stalls
     if stalls:
-        listed = [(_duration(stall.at_seconds), stall.step, stall.phase, f"{stall.lost_seconds:.1f} s") for stall in stalls[:20]]
+        listed = [(duration(stall.at_seconds), stall.step, stall.phase, f"{stall.lost_seconds:.1f} s") for stall in stalls[:20]]
         caption = (
-            f"{len(stalls)} stalls (rows slower than 1.5 times the median), {_duration(post.changes.stalled_seconds)} lost in all"
+            f"{len(stalls)} stalls (rows slower than 1.5 times the median), {duration(post.changes.stalled_seconds)} lost in all"
         )
         blocks.append(Table(["time", "step", "phase", "lost"], listed, caption, folded=True))
     return Section("Timeline", blocks)
@@ -345,9 +345,3 @@ def _command_words(event: dict[str, Any]) -> str:
 
 def _started(event: dict[str, Any]) -> str:
     return "log begins" if event.get("imported") and not event.get("step") else f"session begins at step {event.get('step')}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 600:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7_200 else f"{seconds / 3_600:.1f} h"
