@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from dflash.config import RunConfig, build_config, dump_config, load_config
 from dflash.errors import RefusedInput, RunFailed
@@ -162,7 +162,7 @@ class RunFolder:
             RunFailed: the folder can't be locked.
         """
         refusal = f"{self.path}: {self.driver()} is driving this run; stop that first"
-        with _open_lock(self.path / LOCK) as lock:
+        with (self.path / LOCK).open("a") as lock:  # opened to be written anew, it would seem touched
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -185,13 +185,6 @@ class RunFolder:
     def write_exit(self, state: str, **fields: Any) -> None:
         """Record how this session ended; without this record a dead run counts as crashed."""
         write_json(self.path / "exit.json", {"state": state, "time": time.time(), **fields})
-
-
-def _open_lock(path: Path) -> TextIO:
-    try:
-        return path.open("a")  # as it is: a file that is opened to be written anew would seem touched
-    except OSError as error:
-        raise RunFailed(f"{path}: can't be opened ({error.strerror}), and without it two processes could drive the run") from error
 
 
 def _this_process() -> dict[str, Any]:
