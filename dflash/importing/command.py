@@ -19,7 +19,7 @@ from dflash.config import RunConfig, dump_config, load_config
 from dflash.errors import RefusedInput, RunFailed
 from dflash.importing import console_log, megatron, mllog, step_lines, tables, tensorboard
 from dflash.importing.in_order import in_order
-from dflash.importing.lines import LineReader, numbered_lines, open_bytes
+from dflash.importing.lines import BROKEN, LineReader, numbered_lines, open_bytes
 from dflash.importing.readings import LISTED, Readings, numeric
 from dflash.importing.sessions import ImportedRun, placed_readings, survey_runs
 from dflash.importing.spool import Spool
@@ -139,13 +139,13 @@ def _read_golden(path: Path, spool: Spool) -> Readings | None:
             head += stream.readline()
             if _is_object(head) and stream.read(1024).strip():  # a second value after the first line: JSON lines
                 return None
-        except (EOFError, OSError, ValueError):
+        except (*BROKEN, OSError, ValueError):
             return None
     with open_bytes(path) as stream:
         try:
             data = stream.read(MAX_JSON_BYTES)
             frame = megatron.read_golden(orjson.loads(data))
-        except (ValueError, EOFError, OSError):
+        except (*BROKEN, OSError, ValueError):
             return None
     if frame is None:
         return None
@@ -232,7 +232,7 @@ def _nothing_understood(paths: list[Path]) -> str:
         if len(first) < 3:
             first += chunk.filter(pl.col("text") != "")["text"].head(3).to_list()
     if not first:
-        return f"{paths[0]}: it is empty"
+        return "; ".join([f"{paths[0]}: it is empty", *reader.notes])
     sample = "\n  ".join(text[:SHOWN_CHARACTERS] for text in first[:3])
     return (
         f"{paths[0]}: none of its {reader.lines_read:,} lines was understood; it begins with\n  {sample}\n"

@@ -22,6 +22,7 @@ from dflash.errors import RefusedInput
 
 CHUNK_BYTES = 16 * 2**20
 MAX_LINE_BYTES = 2**16
+BROKEN = (EOFError, zlib.error, zstandard.ZstdError)  # what reading a damaged compressed file raises, beside OSError
 _ANSI = r"\x1b\[[0-9;?]*[ -/]*[@-~]"
 _BYTE_ORDER_MARKS = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be", codecs.BOM_UTF8: "utf-8"}
 
@@ -82,7 +83,7 @@ class LineReader:
             while size < CHUNK_BYTES and (part := stream.read1(CHUNK_BYTES)):  # type: ignore[attr-defined]
                 read.append(part)
                 size += len(part)
-        except (EOFError, zlib.error, zstandard.ZstdError) as error:
+        except BROKEN as error:
             note = f"{self.path.name}: the compressed file breaks off ({error}); read as far as it goes"
             self.notes = list(dict.fromkeys([*self.notes, note]))
         except OSError as error:
@@ -91,7 +92,7 @@ class LineReader:
 
 
 def open_bytes(path: Path) -> IO[bytes]:
-    """The file's bytes, uncompressed.
+    """The file's bytes, uncompressed; reading them may raise one of `BROKEN`.
 
     Raises:
         RefusedInput: the file can't be opened.
@@ -113,7 +114,7 @@ def _byte_order_mark(stream: IO[bytes]) -> tuple[bytes, str]:
     """The first bytes without a mark, and the encoding the mark names."""
     try:
         first = stream.read(4)
-    except (EOFError, OSError, zlib.error, zstandard.ZstdError):
+    except (*BROKEN, OSError):
         return b"", "utf-8"
     for mark, encoding in _BYTE_ORDER_MARKS.items():
         if first.startswith(mark):

@@ -15,7 +15,7 @@ from typing import Any
 import polars as pl
 
 from dflash.importing.columns import choose_columns, rate_unit, to_readings
-from dflash.importing.lines import open_bytes
+from dflash.importing.lines import BROKEN, open_bytes
 from dflash.importing.readings import LISTED, Readings, numeric
 from dflash.importing.spool import Spool
 
@@ -88,7 +88,7 @@ def _records(path: Path) -> Iterator[bytes]:
 def _exactly(stream: Any, count: int) -> bytes:
     try:
         return bytes(stream.read(count))
-    except (EOFError, OSError, ValueError):
+    except (*BROKEN, OSError, ValueError):
         return b""
 
 

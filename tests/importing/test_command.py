@@ -374,9 +374,32 @@ def test_no_json_crashes_the_import(tmp_path_factory, values):
     check_accounts(tmp_path_factory, [path])
 
 
+@pytest.mark.parametrize("name", ["x.log", "x.gz", "x.json", "x.jsonl", "x.csv", "x.tfevents.1"])
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"\x28\xb5\x2f\xfd" + b"\xff" * 20, r"it is empty; .*breaks off \(zstd decompress error"),
+        (b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03" + b"\xff" * 30, r"it is empty; .*breaks off \(Error -3 while decompressing"),
+        (b"\x1f\x8b" + b"\xff" * 20, "can't be read .Not a gzipped file"),
+        (b"\x1f\x8b\x08", "it is empty"),
+        (b"\x28\xb5\x2f\xfd", "it is empty"),
+    ],
+)
+def test_what_only_begins_as_a_compressed_file_is_refused_by_that_reason(tmp_path, name, data, said):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(RefusedInput, match=said):
+        import_logs([tmp_path / name], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 @FUZZ
-@given(st.binary(max_size=400), st.integers(0, 300), st.sampled_from(["x.tfevents.1", "x.log", "x.gz", "x.json"]))
-def test_no_bytes_crash_the_import(tmp_path_factory, noise, at, name):
+@given(
+    st.one_of(st.just(b""), st.sampled_from([b"\x28\xb5\x2f\xfd", b"\x1f\x8b", b"\x1f\x8b\x08"])),
+    st.binary(max_size=400),
+    st.integers(0, 300),
+    st.sampled_from(["x.tfevents.1", "x.log", "x.gz", "x.json"]),
+)
+def test_no_bytes_crash_the_import(tmp_path_factory, magic, noise, at, name):
     from tensorboardX.proto import event_pb2, summary_pb2
     from tensorboardX.record_writer import RecordWriter
 
@@ -388,7 +411,7 @@ def test_no_bytes_crash_the_import(tmp_path_factory, noise, at, name):
     writer.close()
     valid = (folder / "seed").read_bytes()
     path = folder / name
-    path.write_bytes(valid[:at] + noise + valid[at:])
+    path.write_bytes(magic + valid[:at] + noise + valid[at:])
     check_accounts(tmp_path_factory, [path])
 
 

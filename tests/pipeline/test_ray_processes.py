@@ -20,7 +20,7 @@ from tests.pipeline.leftovers import assert_nothing_left, session_of
 from tests.pipeline.test_ray import SETTINGS, assert_whole, wait_for_step_after
 
 DAEMONS = ["raylet", "gcs_server"]
-LONG = ("optim.epochs=400",)
+LONG = (*SETTINGS, "pipeline.targets=1", "pipeline.drafters=1", "optim.epochs=400")
 
 
 def daemon_of(process, name):
@@ -80,7 +80,7 @@ def test_an_act_that_hangs_is_left_and_one_that_fails_is_told():
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("daemon", DAEMONS)
 def test_a_background_run_whose_ray_dies_says_so_and_is_resumed(tmp_path, small_config, daemon):
-    run = create_run(tmp_path, "run", small_config(*SETTINGS, *LONG))
+    run = create_run(tmp_path, "run", small_config(*LONG))
     # Started by a process that ends, as from a terminal: Ray's library ends a driver without a parent as soon as it calls a dead raylet.
     subprocess.run([sys.executable, "-m", "dflash", "resume", str(run.path), "--background"], check=True, stdout=subprocess.DEVNULL)
     coordinator = psutil.Process(read_json(run.path / "process.json")["pid"])
@@ -107,7 +107,7 @@ def test_a_background_run_whose_ray_dies_says_so_and_is_resumed(tmp_path, small_
 def test_a_process_that_lives_on_can_drive_the_run_again(tmp_path, small_config):
     """A notebook's kernel, say. The raylet's death is noticed at once and is the easier of the two."""
     daemon = "gcs_server"
-    run, sessions = create_run(tmp_path, "run", small_config(*SETTINGS, *LONG)), []
+    run, sessions = create_run(tmp_path, "run", small_config(*LONG)), []
 
     def hit():
         while not run.is_driven():
@@ -132,7 +132,7 @@ def test_a_process_that_lives_on_can_drive_the_run_again(tmp_path, small_config)
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_raylet_that_hangs_ends_the_run_with_a_reason(tmp_path, small_config):
-    run = create_run(tmp_path, "run", small_config(*SETTINGS, *LONG))
+    run = create_run(tmp_path, "run", small_config(*LONG))
     program = (
         "import sys; from pathlib import Path\n"
         "from dflash.pipeline.engines import ray; from dflash.pipeline.train import drive_run; from dflash.runs.folder import RunFolder\n"

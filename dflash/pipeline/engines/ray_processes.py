@@ -56,12 +56,14 @@ class RayProcesses:
     def end(self) -> None:
         """Kill all that were ever noted and still live. Shared memory goes with the last of them, having no name."""
         self.remember()
+        ending = []
         for process in self._family:
             try:
                 process.kill()  # refuses by itself when the pid belongs to another process by now
             except psutil.Error:
                 continue
-        psutil.wait_procs(self._family, timeout=10)
+            ending.append(process)
+        psutil.wait_procs(ending, timeout=10)
         self._family.clear()
 
 
