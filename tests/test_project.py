@@ -58,6 +58,12 @@ def test_no_cuda_package_is_needed_by_default():
     assert not names & {"flash-attn", "flash-linear-attention", "liger-kernel", "causal-conv1d", "triton"}
 
 
+def test_no_process_of_ray_builds_a_grammar_when_it_starts():
+    """jsonschema from 4.25 on does, through lark: a second for each of the twenty processes or so of a run on the ray engine."""
+    program = "import sys, dflash.pipeline.engines.actors; sys.exit('lark' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
 @pytest.mark.parametrize(
     "module",
     ["dflash.config", "dflash.batching.plan", "dflash.batching.figures", "dflash.pool.policies", "dflash.pipeline.coordinator",

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import re
 import time
@@ -112,7 +113,9 @@ class RunFolder:
             return None
         remedy = f"`dflash resume {self.path}` goes on from its last checkpoint"
         if self._is_driven_elsewhere(read_json(self.path / "process.json")):
-            return f"no sign of life of {self.driver()} for {format_duration(heartbeat.seconds_silent(self.path / LOCK))}; {remedy}"
+            silent = heartbeat.seconds_silent(self.path / LOCK)
+            since = f" for {format_duration(silent)}" if math.isfinite(silent) else ""
+            return f"no sign of life of {self.driver()}{since}; {remedy}"
         return f"its process ended without a word; {remedy}"
 
     def driver(self) -> str:

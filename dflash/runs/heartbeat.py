@@ -17,9 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 BEAT_SECONDS = 2.0
-SILENT_SECONDS = (
-    20.0  # longer than a process is kept from beating by a call that holds the interpreter, or a network folder that is slow
-)
+SILENT_SECONDS = 20.0  # a call that holds the interpreter, or a slow network folder, keeps a living process from beating for less
 WATCH_SECONDS = 10.0
 
 

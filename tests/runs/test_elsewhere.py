@@ -80,6 +80,8 @@ def test_one_that_fell_silent_is_crashed_for_a_reason_that_names_the_process_and
     with pytest.raises(RefusedInput, match=r"is crashed: nobody would read the command; go on with `dflash resume"):
         send_command(run, "stop")
     assert not (run.path / "control").exists()
+    (run.path / LOCK).unlink()
+    assert run.reason().startswith(f"no sign of life of {run.driver()}; `dflash resume")
 
 
 def test_one_whose_clock_is_an_hour_behind_is_found_alive_by_watching(run, elsewhere, quick):
