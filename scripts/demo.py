@@ -27,6 +27,7 @@ FOLDER = Path("demo-data")
 CONFIG = Path("configs/demo-cpu.yaml")
 CHATS = 2_000
 SLOWED_STEPS = 40
+LARGE_BATCH = "4096"  # tokens: large enough for padding to show
 BATCHINGS = (("sorted", "random"), ("shuffled", "random"), ("bucketed", "random"), ("jittered", "stratified"))
 console = Console()
 
@@ -60,11 +61,12 @@ def compare_batchings() -> None:
     table = Table("batches", "padding efficiency", "mix vr at 8", "mix vr at 32", "measured Ktok/s")
     for strategy, order in BATCHINGS:
         chosen = ("--strategy", strategy, "--order", order)
-        plan = quiet("plan", f"{FOLDER}/tokens", *chosen, "--token-budget", "4096", "--window", "8", "--json")
+        plan = quiet("plan", f"{FOLDER}/tokens", *chosen, "--token-budget", LARGE_BATCH, "--window", "8", "--json")
         run = quiet(
             "train", str(CONFIG), "--name", strategy, "--json", *settings(
                 f"batching.strategy={strategy}", f"batching.order={order}", "pipeline.engine=inline", "pipeline.targets=1",
-                "pipeline.drafters=1", "optim.max_steps=12", "evaluation.every=0", "data.holdout=0", "checkpoint.every=0",
+                "pipeline.drafters=1", f"batching.token_budget={LARGE_BATCH}", "optim.accumulate=2", "optim.max_steps=12",
+                "evaluation.every=0", "data.holdout=0", "checkpoint.every=0",
             ),
         )  # fmt: skip
         mix = ("-" if plan["vr"][window] is None else f"{plan['vr'][window]:.2f}" for window in ("8", "32"))
@@ -93,8 +95,8 @@ def train() -> None:
 def explain_a_slow_down() -> None:
     """Train on batches of like length, switch to shuffled ones live, stop, report."""
     inline = settings(
-        "pipeline.engine=inline", "pipeline.targets=1", "pipeline.drafters=1", "optim.accumulate=1", "optim.epochs=9",
-        "evaluation.every=0", "data.holdout=0", "checkpoint.every=0", "telemetry.sample_every=1",
+        "pipeline.engine=inline", "pipeline.targets=1", "pipeline.drafters=1", f"batching.token_budget={LARGE_BATCH}", "optim.accumulate=1",
+        "optim.epochs=9", "evaluation.every=0", "data.holdout=0", "checkpoint.every=0", "telemetry.sample_every=1",
     )  # fmt: skip
     quiet("train", str(CONFIG), "--name", "slowed", "--background", "--json", *inline)
     steps_until("slowed", SLOWED_STEPS)
