@@ -14,6 +14,7 @@ from dflash.analysis.flow import KINDS, STATES, Flow
 from dflash.analysis.jumpiness import Spike, rolling_median
 from dflash.analysis.noise import Ratio
 from dflash.analysis.rates import RateSeries
+from dflash.charts.loss_range import fall_words, first_fall, range_past_fall
 from dflash.charts.run_axis import Scale, time_scale
 from dflash.charts.style import BLUE, GREY, ORANGE, RED, STATE_COLOURS, Axis, bucket_labels, empty_figure, new_figure
 
@@ -150,7 +151,11 @@ def draw_loss(rows: pl.DataFrame, spikes: Sequence[Spike], *, changes: Sequence[
         return empty_figure("the log has no loss")
     scale = time_scale(float(rows["at"].max()))  # type: ignore[arg-type]
     figure = new_figure(scale.axis, Axis("loss", "nats"), height=300)
-    trend = rows.select("at", "loss").with_columns(trend=pl.Series(rolling_median(rows["loss"].to_numpy().astype(np.float64))))
+    losses = rows["loss"].to_numpy().astype(np.float64)
+    if fall := first_fall(losses):
+        figure.update_layout(title_text=fall_words(float(np.nanmax(losses[:fall]))), margin_t=None)
+        figure.update_yaxes(range=range_past_fall([losses[fall:]]))
+    trend = rows.select("at", "loss").with_columns(trend=pl.Series(rolling_median(losses)))
     thin = _thinned(trend)
     figure.add_scatter(
         x=thin["at"] / scale.size, y=thin["loss"], mode="lines", name="loss", line={"color": BLUE, "width": 1}, opacity=0.5

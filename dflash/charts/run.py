@@ -13,6 +13,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from dflash.charts.downsample import Numbers, keep_extremes, mean_bins, slice_of
+from dflash.charts.loss_range import fall_words, first_fall, range_past_fall
 from dflash.charts.run_axis import View, figure, positions, scale_of, waiting
 from dflash.charts.run_flow import devices, pool_now, pool_over_time, queues, throughput, window_rate, workers, workers_now
 from dflash.charts.style import BLUE, DASHES, ORANGE, RED, SERIES, Axis
@@ -30,18 +31,28 @@ def loss(runs: Sequence[RunSeries], view: View) -> go.Figure:
         return waiting(_NO_STEP, title)
     scale = scale_of(runs, view)
     traces: list[dict[str, Any]] = []
+    kept: list[Numbers] = []
+    left_out: list[Numbers] = []
     for number, run in enumerate(runs):
         colour, name = SERIES[number % len(SERIES)], run.name if len(runs) > 1 else "each step"
         x, y = _shown(run, run.steps, "loss", view)
+        fall = first_fall(y)
+        kept.append(y[fall:])
+        left_out.append(y[:fall])
+        fallen_at = x[fall] if x.size else 0.0
         banded = x.size > 2 * BAND_BINS or len(runs) == 1
         looks = {"opacity": 0.7, "width": 1} if banded else {"dash": DASHES[number % len(DASHES)]}
         traces.append(_line(*keep_extremes(x / scale.size, y, view.points), name, colour, **looks))
         if banded:
             traces.extend(_band(x / scale.size, y, colour, showlegend=len(runs) == 1))
         x, y = _shown(run, run.evaluations, "loss", view)
+        kept.append(y[x >= fallen_at])
         if y.size:
             traces.append(_dots(x / scale.size, y, *_held_out(runs, run, colour)))
-    return figure(traces, scale, Axis("weighted loss", "nats a token"), runs, view, title=title, yaxis={"rangemode": "normal"})
+    y_axis: dict[str, Any] = {"rangemode": "normal"}
+    if highest := max((float(np.nanmax(part)) for part in left_out if part.size), default=0.0):
+        title, y_axis["range"] = fall_words(highest), range_past_fall(kept)
+    return figure(traces, scale, Axis("weighted loss", "nats a token"), runs, view, title=title, yaxis=y_axis)
 
 
 def acceptance(runs: Sequence[RunSeries], view: View) -> go.Figure:

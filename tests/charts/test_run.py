@@ -1,9 +1,14 @@
 """Charts of a run: they show what the events say, keep extremes, follow the view, and say what they wait for."""
 
+import json
+
 import numpy as np
+import polars as pl
 import pytest
 
 from dflash.charts.downsample import keep_extremes, mean_bins, slice_of
+from dflash.charts.loss_range import first_fall
+from dflash.charts.regression import draw_loss
 from dflash.charts.run import CHARTS, describe_progress, draw_run
 from dflash.charts.run_axis import View, view_of
 from dflash.charts.run_flow import window_rate
@@ -15,6 +20,19 @@ from tests.workbench.simulated_run import simulate_run
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     series = RunSeries(simulate_run(tmp_path_factory.mktemp("runs") / "a", "telemetry.sample_every=20") / "events")
+    while series.update():
+        pass
+    return series
+
+
+def with_losses(folder, losses):
+    steps = [
+        {"event": "step", "time": 1e9 + step, "step": step, "tokens": 100, "loss": float(loss)}
+        for step, loss in enumerate(losses, 1)
+    ]
+    (folder / "events").mkdir(exist_ok=True)
+    (folder / "events" / "coordinator-1.jsonl").write_text("".join(json.dumps(event) + "\n" for event in steps))
+    series = RunSeries(folder / "events")
     while series.update():
         pass
     return series
@@ -99,6 +117,30 @@ def test_the_zoom_of_a_view_is_the_range_of_every_chart_along_the_run(run):
             assert figure.layout.xaxis.range == (10.0, 20.0), name
     steps = trace(CHARTS["loss"]([run], view), "each step").x
     assert (min(steps), max(steps)) == (9, 20)
+
+
+def test_a_first_fall_of_the_loss_is_left_out_of_the_range_and_a_spike_is_not(tmp_path):
+    random = np.random.default_rng(0)
+    losses = np.concatenate([np.geomspace(80.0, 12.0, 12), random.uniform(5.0, 8.0, 488)])
+    losses[300] = 60.0
+    figure = CHARTS["loss"]([with_losses(tmp_path, losses)], View(axis="step"))
+    low, high = figure.layout.yaxis.range
+    assert low < losses.min() < 60.0 < high < 70.0
+    assert "from 80" in figure.layout.title.text
+    assert max(trace(figure, "each step").y) == 80.0  # drawn all the same, for those who zoom out
+    later = CHARTS["loss"]([with_losses(tmp_path, losses)], View(axis="step", shown=(20.0, 290.0)))
+    assert (later.layout.yaxis.range, later.layout.title.text) == (None, "loss")
+    rows = pl.DataFrame({"at": np.arange(500.0), "loss": losses})
+    assert draw_loss(rows, []).layout.yaxis.range == (low, high)
+    assert draw_loss(rows[20:], []).layout.yaxis.range is None
+
+
+def test_only_what_comes_before_a_loss_is_near_its_median_is_its_first_fall():
+    assert first_fall(np.array([])) == 0
+    assert first_fall(np.array([np.nan, np.nan])) == 0
+    assert first_fall(np.array([6.0, 90.0, 6.0, 6.0])) == 0  # a spike, and no fall
+    assert first_fall(np.array([20.0, 10.0, 6.0, 6.0, 6.0])) == 0  # not high enough to matter
+    assert first_fall(np.array([np.nan, 80.0, 20.0, 9.1, 8.9, 6.0, 6.0, 90.0, 6.0, 6.0, 6.0])) == 3
 
 
 def test_shares_of_time_sum_to_the_whole(run):
