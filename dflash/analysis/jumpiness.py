@@ -3,7 +3,8 @@
     J1 = 1.4826 MAD(l_t - l_{t-1}) / sqrt 2,   J2 = 1.4826 MAD(l_t - rolling median of 101), both in nats; J2 / level is what to compare.
 
 J1 / J2 near 1 and a lag-1 autocorrelation of the residual near 0: the noise of batches. Autocorrelation above 0.3: drift, or instability.
-A spike is z = (loss - rolling median) / J2 above 7. The first fall of a fresh run, from its first row until z is first below 5, is none.
+A spike is z = (loss - rolling median) / J2 above 7. The first fall of a fresh run, from its first row until one is first on its rolling
+median or below, is none: the median looks ahead, and a falling loss stays above it however it wavers.
 
 Batches of one length class are easier or harder than those of another, so the residual follows the mix of the step. How much: the residual is
 regressed on the token shares of the length classes (spikes left out), adjusted R^2, and its p by circular shifts of the residual against the
@@ -107,7 +108,7 @@ def judge_jumpiness(log: EventLog, same_order: EventLog | None = None) -> Jumpin
     j1 = _TO_SIGMA * _mad(np.diff(losses)) / np.sqrt(2)
     j2 = max(_TO_SIGMA * _mad(residual), 1e-12)
     z = residual / j2
-    z[: int(np.argmax(z < HIGH))] = 0.0  # the first fall
+    z[: int(np.argmax(residual <= 0))] = 0.0  # the first fall
     grad_z = _grad_z(rows)
     calm = np.abs(residual / j2) <= SPIKE
     explained, p = _explained_by_mix(residual, rows, calm)

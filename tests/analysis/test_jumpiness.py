@@ -60,6 +60,16 @@ def test_the_first_fall_of_a_fresh_run_is_no_spike_and_its_large_gradients_no_al
     assert found.verdict == "healthy"
 
 
+def test_a_first_fall_that_wavers_is_one_fall(written):
+    events = steps(mix=0.5, spikes=(200,))
+    for at, (_, fields) in enumerate(events[:80]):
+        fields["loss"] += 60 * np.exp(-at / 4) + 3 * np.exp(-at / 25) + (4 if at % 3 else 0) * np.exp(-at / 10)
+        fields["grad_norm"] += 50 * np.exp(-at / 10)
+    found = judge_jumpiness(load_events(written(events)))
+    assert [spike.step for spike in found.spikes] == [200]
+    assert found.verdict == "healthy"
+
+
 def test_a_run_of_the_same_order_decides_where_the_mix_does_not(written):
     events = steps()
     for _, fields in events:
