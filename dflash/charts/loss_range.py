@@ -14,22 +14,33 @@ from dflash.charts.downsample import Numbers
 
 HIGH, FALLEN = 5.0, 1.5
 _ROOM = 0.06
+_MEDIAN_OF = 10_000  # losses at most about, at equal distances: a chart is drawn twice a second, of a million steps too
 
 
 def first_fall(losses: Numbers) -> int:
     """How many of the first losses belong to the fall; 0 where there is none to leave out."""
-    told = losses[np.isfinite(losses)]
-    if not told.size or told.max() <= HIGH * np.median(told):
+    sample = losses[:: max(losses.size // _MEDIAN_OF, 1)]
+    sample = sample[np.isfinite(sample)]
+    if not sample.size:
         return 0
-    return int(np.argmax(losses < FALLEN * np.median(told)))
+    median = float(np.median(sample))
+    if _bounds(losses)[1] <= HIGH * median:
+        return 0
+    return int(np.argmax(losses < FALLEN * median))
 
 
 def range_past_fall(kept: Sequence[Numbers]) -> list[float]:
     """Lowest to highest of what is kept, with a little room."""
-    values = np.concatenate(kept)
-    values = values[np.isfinite(values)]
-    room = _ROOM * max(float(np.ptp(values)), 1e-9)
-    return [float(values.min()) - room, float(values.max()) + room]
+    lows, highs = zip(*(_bounds(part) for part in kept), strict=True)
+    low, high = min(lows), max(highs)
+    room = _ROOM * max(high - low, 1e-9)
+    return [low - room, high + room]
+
+
+def _bounds(losses: Numbers) -> tuple[float, float]:
+    """The lowest and the highest finite loss."""
+    told = np.isfinite(losses)
+    return float(losses.min(where=told, initial=np.inf)), float(losses.max(where=told, initial=-np.inf))
 
 
 def fall_words(start: float) -> str:
