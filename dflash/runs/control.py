@@ -23,7 +23,7 @@ from typing import Any, Literal, get_args
 import orjson
 
 from dflash.errors import RefusedInput, RunFailed
-from dflash.runs.folder import RunFolder, read_json
+from dflash.runs.folder import RunFolder
 from dflash.telemetry.reader import Tail
 
 Action = Literal["set", "pause", "continue", "checkpoint", "stop"]
@@ -71,7 +71,7 @@ def send_command(run: RunFolder, action: str, *, key: str | None = None, value: 
     inbox = run.path / "control" / "inbox"
     command = {
         "id": _next_id(inbox),
-        "session": read_json(run.path / "process.json").get("session"),
+        "session": run.process().get("session"),
         "action": action,
         "key": key,
         "value": value,
@@ -123,7 +123,7 @@ class Mailbox:
     def __init__(self, run: RunFolder) -> None:
         self._inbox = run.path / "control" / "inbox"
         self._refused = run.path / "control" / "refused"
-        self._session = read_json(run.path / "process.json").get("session")
+        self._session = run.process().get("session")
         self._owners = {os.getuid(), 0, _owner_of(run.path / "process.json")}
         self._stuck: set[str] = set()
 

@@ -90,6 +90,10 @@ class RunFolder:
         """How the last session ended; empty while one is under way, or when its process ended without a word."""
         return read_json(self.path / "exit.json")
 
+    def process(self) -> dict[str, Any]:
+        """The process that drives it, or did last: pid, began, pid_space, host, session; empty if none ever did."""
+        return read_json(self.path / "process.json")
+
     def state(self) -> str:
         """`running`, `finished`, `stopped`, `failed`, `crashed` (see `reason`), `new` (never started) or `imported`."""
         if self.is_imported:
@@ -106,13 +110,13 @@ class RunFolder:
 
         A run is `crashed` when what carried its workers died, which its record tells, or when its own process did, which leaves none.
         """
-        if self.exit_record():
-            reason = self.exit_record().get("reason")
-            return None if reason is None else str(reason)
+        record = self.exit_record()
+        if record:
+            return None if record.get("reason") is None else str(record["reason"])
         if self.state() != "crashed":
             return None
         remedy = f"`dflash resume {self.path}` goes on from its last checkpoint"
-        if self._is_driven_elsewhere(read_json(self.path / "process.json")):
+        if _is_elsewhere(self.process()):
             silent = heartbeat.seconds_silent(self.path / LOCK)
             since = f" for {format_duration(silent)}" if math.isfinite(silent) else ""
             return f"no sign of life of {self.driver()}{since}; {remedy}"
@@ -120,7 +124,7 @@ class RunFolder:
 
     def driver(self) -> str:
         """The process that drives it, or did last, in words."""
-        process = read_json(self.path / "process.json")
+        process = self.process()
         return f"process {process.get('pid', '?')} on {process.get('host', 'an unknown host')}"
 
     def is_driven(self, *, patient: bool = False) -> bool:
@@ -134,8 +138,8 @@ class RunFolder:
         """
         if self._has_ended():
             return False
-        process = read_json(self.path / "process.json")
-        if not self._is_driven_elsewhere(process):
+        process = self.process()
+        if not _is_elsewhere(process):
             pid, began = process.get("pid"), process.get("began")
             return isinstance(pid, int) and began is not None and beginning_of(pid) == began
         is_alive = heartbeat.seconds_silent(self.path / LOCK) < heartbeat.SILENT_SECONDS
@@ -146,10 +150,6 @@ class RunFolder:
             return "exit.json" in os.listdir(self.path)
         except OSError:
             return False
-
-    @staticmethod
-    def _is_driven_elsewhere(process: dict[str, Any]) -> bool:
-        return str(process.get("pid_space", pid_space())) != pid_space()
 
     @contextmanager
     def driven(self, show: Callable[[str], None] = print) -> Iterator[Hold]:
@@ -174,7 +174,7 @@ class RunFolder:
                 raise RunFailed(
                     f"{self.path / LOCK}: can't be locked ({error.strerror}): another process could drive the run too"
                 ) from error
-            if self._is_driven_elsewhere(read_json(self.path / "process.json")) and not self._has_ended():
+            if _is_elsewhere(self.process()) and not self._has_ended():
                 show(
                     f"{self.path}: watching for a sign of life of {self.driver()} for {heartbeat.WATCH_SECONDS:g} s, before it is taken over"
                 )
@@ -188,6 +188,12 @@ class RunFolder:
     def write_exit(self, state: str, **fields: Any) -> None:
         """Record how this session ended; without this record a dead run counts as crashed."""
         write_json(self.path / "exit.json", {"state": state, "time": time.time(), **fields})
+
+
+def _is_elsewhere(process: dict[str, Any]) -> bool:
+    """Whether a process is one of another machine or container."""
+    here = pid_space()
+    return bool(process.get("pid_space", here) != here)
 
 
 def _this_process() -> dict[str, Any]:

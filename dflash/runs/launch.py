@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dflash.config import RunConfig
 from dflash.errors import RunFailed
-from dflash.runs.folder import RunFolder, create_run, read_json
+from dflash.runs.folder import RunFolder, create_run
 
 
 def launch(config: RunConfig, *, runs: Path = Path("runs"), name: str | None = None) -> RunFolder:
@@ -64,7 +64,7 @@ def wait_until_ended(run: RunFolder, seconds: float = 600.0) -> str:
 
 
 def _drives(pid: int, run: RunFolder) -> bool:
-    return run.is_driven() and read_json(run.path / "process.json").get("pid") == pid
+    return run.is_driven() and run.process().get("pid") == pid
 
 
 def _last_lines(path: Path, lines: int = 20) -> str:
