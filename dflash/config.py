@@ -6,7 +6,6 @@ whole into the run's folder. Unknown keys are errors that name the nearest known
 
 from __future__ import annotations
 
-import difflib
 import itertools
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -15,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from dflash.errors import RefusedInput
+from dflash.overrides import explain, parse_override
 
 Strategy = Literal["sorted", "shuffled", "bucketed", "jittered", "packed"]
 Order = Literal["random", "stratified"]
@@ -314,26 +314,9 @@ def build_config(tree: dict[str, Any], overrides: list[str] | None = None, *, pl
     try:
         return RunConfig.model_validate(merged)
     except ValidationError as error:
-        raise RefusedInput("\n".join(_explain(place, item) for item in error.errors())) from error
-
-
-def parse_override(text: str) -> tuple[str, str, Any]:
-    """Split `section.key=value` into its parts, the value read as YAML.
-
-    Raises:
-        RefusedInput: the text has another form, or its value is not YAML.
-    """
-    name, equals, value = text.partition("=")
-    section, dot, key = name.strip().partition(".")
-    if not (equals and dot and section and key):
-        raise RefusedInput(f"--set {text}: expected section.key=value, as in optim.lr=3e-4")
-    try:
-        parsed = yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise RefusedInput(f"--set {text}: the value is not YAML: {error}") from error
-    if isinstance(parsed, str) and _is_number(parsed):  # YAML 1.1 reads 3e-4 as text
-        parsed = float(parsed)
-    return section, key, parsed
+        raise RefusedInput(
+            "\n".join(explain(place, item, known_keys() + list(RunConfig.model_fields)) for item in error.errors())
+        ) from error
 
 
 def dump_config(config: RunConfig) -> str:
@@ -350,24 +333,3 @@ def known_keys() -> list[str]:
         if isinstance(section, type) and issubclass(section, Section)
         for key in section.model_fields
     ]
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return text.lower().lstrip("+-") not in ("nan", "inf", "infinity")
-
-
-def _explain(place: str, item: Any) -> str:
-    key = ".".join(str(part) for part in item["loc"])
-    if item["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(key, known_keys() + list(RunConfig.model_fields), n=1)
-        return f"{place}: unknown key {key}" + (f"; did you mean {near[0]}?" if near else "")
-    if item["type"] == "missing":
-        return f"{place}: {key} is missing; every run needs it"
-    message = item["msg"].removeprefix("Value error, ")
-    where = f"{key}: " if key else ""
-    given = "" if item["type"] == "value_error" else f" (given: {item['input']!r})"
-    return f"{place}: {where}{message}{given}"

@@ -1,8 +1,9 @@
 import pytest
 import yaml
 
-from dflash.config import RunConfig, Section, build_config, dump_config, known_keys, load_config, parse_override
+from dflash.config import RunConfig, Section, build_config, dump_config, known_keys, load_config
 from dflash.errors import RefusedInput
+from dflash.overrides import parse_override
 
 LEAST = {"data": {"path": "data"}, "target": {"path": "qwen3-tiny"}}
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dflash.cli_output import plain
+from dflash.cli.output import plain
 from dflash.errors import RefusedInput
 from dflash.pool.policies import POLICIES, PolicyState
 from dflash.pool.pool import PoolItem
@@ -162,7 +162,7 @@ def test_degenerate_lengths_are_simulated(small, samples):
 
 def test_predicting_needs_no_torch():
     code = (
-        "import sys, dflash.cli_predict, dflash.predict.advice, dflash.predict.calibration, dflash.predict.pages, "
+        "import sys, dflash.cli.predict, dflash.predict.advice, dflash.predict.calibration, dflash.predict.pages, "
         "dflash.predict.plans, dflash.predict.replay; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

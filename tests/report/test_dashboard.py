@@ -4,7 +4,7 @@ import json
 
 from typer.testing import CliRunner
 
-import dflash.cli_workbench
+import dflash.cli.workbench
 from dflash.charts.run import CHARTS
 from dflash.report.dashboard import write_dashboard
 from dflash.runs.folder import RunFolder
@@ -27,7 +27,7 @@ def test_the_command_writes_the_page_and_says_so_as_json(tmp_path):
     simulate_run(tmp_path / "runs" / "a", samples=1_000)
     app = typer.Typer()
     app.callback()(lambda: None)
-    dflash.cli_workbench.register(app)
+    dflash.cli.workbench.register(app)
     done = CliRunner().invoke(
         app, ["dashboard", "a", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "p.html"), "--axis", "step", "--json"]
     )

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from benchmarks.injected_faults import FAULTS, Machine, simulate_run
 from benchmarks.worked_examples import RECORD_LINES
-from dflash.cli_report import register
+from dflash.cli.report import register
 from dflash.errors import RefusedInput
 from dflash.importing.command import import_logs
 from dflash.report.counterfactual import simulate_without

@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from dflash.cli_serving import register
+from dflash.cli.serving import register
 from dflash.data.dataset import TokenDataset
 from dflash.errors import RefusedInput
 from tests.serving.conftest import run_with_checkpoints

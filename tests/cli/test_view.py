@@ -1,6 +1,6 @@
 import io
 
-from dflash.cli_view import run_view, summary
+from dflash.cli.view import run_view, summary
 from dflash.telemetry.console import ConsoleLine, format_line
 
 LINE = ConsoleLine(90.0, 7, loss=3.2, streak=1.1, ktok_per_second=5.4, eta_seconds=120.0)

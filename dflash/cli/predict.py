@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from dflash.cli_output import AsJson, Runs, Sets, print_result
+from dflash.cli.output import AsJson, Runs, Sets, print_result
 from dflash.config import build_config, load_config
 from dflash.errors import RefusedInput
 

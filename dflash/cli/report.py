@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from dflash.cli_output import AsJson, Runs, plain, print_result
+from dflash.cli.output import AsJson, Runs, plain, print_result
 from dflash.errors import RefusedInput
 
 Run = Annotated[str, typer.Argument(help="a run's folder, or its name in --runs")]

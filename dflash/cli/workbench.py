@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dflash.cli_output import AsJson, Runs, print_result
+from dflash.cli.output import AsJson, Runs, print_result
 
 
 def register(app: typer.Typer) -> None:

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from dflash.cli_output import AsJson, Runs, Sets, print_result
+from dflash.cli.output import AsJson, Runs, Sets, print_result
 
 Checkpoint = Annotated[
     str, typer.Argument(help="an exported folder, a run's checkpoint folder, a run's folder, or its name in --runs")
