@@ -105,7 +105,7 @@ def plain_step(trainer: DrafterTrainer, rows: TokenRows, features: torch.Tensor)
     shape, optim = trainer.shape, trainer.config.optim
     sizes = PlainSizes(
         shape.hidden_size, shape.intermediate_size, shape.heads, shape.kv_heads, shape.head_dim, len(shape.target_layer_ids),
-        shape.block_size, shape.mask_token_id, (None,) * shape.layers, theta=shape.rope_theta,
+        shape.block_size, shape.mask_token_id, (None,) * shape.layers, theta=shape.rope.theta,
     )  # fmt: skip
     model = PlainDrafter(sizes)
     model.load_state_dict(trainer.drafter.state_dict())

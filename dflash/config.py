@@ -45,7 +45,7 @@ class TargetConfig(Section):
     path: str = Field(description="a Hugging Face causal LM folder, or the name of a shipped target (qwen3-tiny, qwen3_5-tiny)")
     dtype: Precision = Field("auto", description="weights of the target; auto: bfloat16 on a GPU, float32 on a CPU")
     attention: Literal["auto", "flash_attention_2", "sdpa", "eager"] = Field(
-        "auto", description="auto: flash_attention_2 with flash-attn and a GPU, sdpa elsewhere"
+        "auto", description="auto: flash_attention_2 with flash-attn and a GPU, else sdpa, else eager, as the family has it"
     )
     feature_dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="how features are kept in the pool")
 

@@ -25,6 +25,7 @@ from dflash.data.dataset import TokenDataset
 from dflash.errors import DFlashError, RefusedInput
 from dflash.machine import Gpu, find_gpus, memory_limit_bytes
 from dflash.model.facts import TargetFacts, target_facts
+from dflash.model.families import attention_note, choose_attention
 from dflash.model.footprint import (
     checkpoint_bytes,
     drafter_footprint,
@@ -69,6 +70,7 @@ class Examination:
         needs: see `Need`.
         versions: of the packages that count; those not installed are left out.
         attention: the back end of target and of drafter.
+        notes: what was chosen for the user and why, where another might be expected.
         faults: what can't work, each with by how much and what to change.
         warnings: what may go wrong or slowly.
     """
@@ -78,6 +80,7 @@ class Examination:
     needs: list[Need] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
     attention: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
@@ -133,12 +136,13 @@ def examine(config: RunConfig, *, runs: Path = Path("runs"), checkpoints: Path |
     if config.pipeline.engine == "simulated":
         return found
     _examine_devices(found, config, gpus, on_gpu)
-    _examine_attention(found, config, on_gpu)
     facts, shape, dataset = None, None, None
     with found.collecting():
         facts = target_facts(config.target.path)
+        _examine_target(found, config, facts, on_gpu)
         shape = DrafterShape.resolve(config.drafter, facts)
         refuse_unfit_tables(facts)
+    _examine_drafter_attention(found, config.drafter.attention, on_gpu)
     with found.collecting():
         dataset = TokenDataset.open(Path(config.data.path))
         _examine_data(dataset, config, facts)
@@ -165,16 +169,25 @@ def _examine_devices(found: Examination, config: RunConfig, gpus: list[Gpu], on_
         )
 
 
-def _examine_attention(found: Examination, config: RunConfig, on_gpu: bool) -> None:
+def _examine_target(found: Examination, config: RunConfig, facts: TargetFacts, on_gpu: bool) -> None:
+    """What is particular to the target's family: the attention it runs with, and what of its rope the drafter doesn't follow."""
+    with found.collecting():
+        found.attention["target"] = choose_attention(config.target.attention, facts.family, on_gpu=on_gpu)
+    note = attention_note(facts.family)
+    if note and config.target.attention == "auto":
+        found.notes.append(f"target attention is {found.attention['target']}: {note}")
+    if facts.rope_note:
+        found.notes.append(f"rope: {facts.rope_note}")
+
+
+def _examine_drafter_attention(found: Examination, name: str, on_gpu: bool) -> None:
     has_flash = on_gpu and importlib.util.find_spec("flash_attn") is not None
-    best = {"target": "flash_attention_2" if has_flash else "sdpa"}
-    best["drafter"] = "flash_attention_2" if has_flash else "flex_attention" if on_gpu else "sdpa"
-    for name, chosen in (("target", config.target.attention), ("drafter", config.drafter.attention)):
-        found.attention[name] = best[name] if chosen == "auto" else chosen
-        if chosen == "flash_attention_2" and not has_flash:
-            found.faults.append(f"{name}.attention=flash_attention_2 needs a GPU and the package flash-attn; set it to auto")
-        if chosen == "flex_attention" and not on_gpu:
-            found.faults.append(f"{name}.attention=flex_attention can't train on a CPU; set it to auto or sdpa")
+    best = "flash_attention_2" if has_flash else "flex_attention" if on_gpu else "sdpa"
+    found.attention["drafter"] = best if name == "auto" else name
+    if name == "flash_attention_2" and not has_flash:
+        found.faults.append("drafter.attention=flash_attention_2 needs a GPU and the package flash-attn; set it to auto")
+    if name == "flex_attention" and not on_gpu:
+        found.faults.append("drafter.attention=flex_attention can't train on a CPU; set it to auto or sdpa")
 
 
 def _examine_data(dataset: TokenDataset, config: RunConfig, facts: TargetFacts | None) -> None:

@@ -49,6 +49,8 @@ def doctor(
         for line in examination.lines():
             table.add_row(*line)
         Console().print(table)
+        for note in examination.notes:
+            print(f"note: {note}")
         for warning in examination.warnings:
             print(f"warning: {warning}")
     examination.refuse_faults()

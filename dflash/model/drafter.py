@@ -165,6 +165,10 @@ class Drafter(nn.Module):
                 parameter.fill_(1.0)
         self.norm.weight.copy_(final_norm)
 
+    def embedded(self, embeddings: Tensor) -> Tensor:
+        """Rows of the target's embedding table -> what the first layer reads, scaled as the target scales them."""
+        return embeddings if self.shape.embedding_scale == 1.0 else embeddings * self.shape.embedding_scale
+
     def context(self, features: Tensor) -> Tensor:
         """Features [..., captured layers x hidden] -> context states [..., hidden], the same for every layer."""
         context: Tensor = self.hidden_norm(self.fc(features))
@@ -179,7 +183,7 @@ class Drafter(nn.Module):
         context_angles = self._angles(inputs.context_positions)
         context = self.context(inputs.features)
 
-        distinct = torch.cat([inputs.anchor_embeddings, inputs.mask_embedding[None]])
+        distinct = self.embedded(torch.cat([inputs.anchor_embeddings, inputs.mask_embedding[None]]))
         states = _spread(distinct, layout.block_size)
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, DrafterLayer)
@@ -205,7 +209,7 @@ class Drafter(nn.Module):
         return out
 
     def _angles(self, positions: Tensor) -> Angles:
-        return rotary_angles(positions, self.shape.head_dim, self.shape.rope_theta)
+        return rotary_angles(positions, self.shape.head_dim, self.shape.rope)
 
 
 def _spread(rows: Tensor, block_size: int) -> Tensor:

@@ -1,17 +1,21 @@
 """What a drafter must know of its target, read from the target's config.json alone: no weights, no torch.
 
 Multimodal wrappers keep the language model's sizes under `text_config`; transformers 5 keeps the rotary base under
-`rope_parameters`, older files at the top level. Both are understood.
+`rope_parameters`, older files at the top level. Both are understood. What a file leaves out is filled in as its family does
+(`dflash.model.families`).
 """
 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dflash.errors import RefusedInput
+from dflash.model.families import family_of
+from dflash.model.rope import Rope, read_rope, rope_note
 from dflash.targets import shipped_target
 
 
@@ -24,9 +28,12 @@ class TargetFacts:
         family: model_type of the language model, as in qwen3, qwen3_5_text, llama.
         hidden_size, intermediate_size, layers, heads, kv_heads, head_dim, vocab_size: as their names say.
         rms_norm_eps: added to the mean square inside a norm.
-        rope_theta: base of the rotary embedding.
+        rope: rotary rates the drafter takes over.
+        rope_note: what of the target's rope it doesn't; empty when it takes over all.
         tie_word_embeddings: whether the output head is the embedding table.
         max_positions: positions the target was made for.
+        embedding_scale: token embeddings are multiplied by it before the first layer (Gemma: sqrt(hidden size)).
+        final_logit_softcap: c when logits are capped to c tanh(logits / c); None without a cap.
     """
 
     folder: Path
@@ -39,9 +46,12 @@ class TargetFacts:
     head_dim: int
     vocab_size: int
     rms_norm_eps: float
-    rope_theta: float
+    rope: Rope
+    rope_note: str
     tie_word_embeddings: bool
     max_positions: int
+    embedding_scale: float
+    final_logit_softcap: float | None
 
 
 def target_facts(path: str | Path) -> TargetFacts:
@@ -56,11 +66,16 @@ def target_facts(path: str | Path) -> TargetFacts:
     text = wrapper.get("text_config") or wrapper
     if not isinstance(text, dict):
         raise RefusedInput(f"{place}: text_config is not a mapping; give the folder of a causal language model")
+    name = str(text.get("model_type", wrapper.get("model_type", "unknown")))
+    family = family_of(name)
+    outer = {key: wrapper[key] for key in ("tie_word_embeddings",) if key in wrapper}
+    text = {**family.defaults, **outer, **text}
     hidden_size = _size(text, ("hidden_size", "n_embd"), place)
     heads = _size(text, ("num_attention_heads", "n_head"), place)
+    max_positions = _size(text, ("max_position_embeddings", "n_positions"), place, default=2**18)
     return TargetFacts(
         folder=folder,
-        family=str(text.get("model_type", wrapper.get("model_type", "unknown"))),
+        family=name,
         hidden_size=hidden_size,
         intermediate_size=_size(text, ("intermediate_size", "n_inner", "moe_intermediate_size"), place, default=4 * hidden_size),
         layers=_size(text, ("num_hidden_layers", "n_layer"), place),
@@ -69,9 +84,12 @@ def target_facts(path: str | Path) -> TargetFacts:
         head_dim=_size(text, ("head_dim",), place, default=hidden_size // heads),
         vocab_size=_size(text, ("vocab_size",), place),
         rms_norm_eps=float(text.get("rms_norm_eps", 1e-6)),
-        rope_theta=_rope_theta(text),
-        tie_word_embeddings=bool(text.get("tie_word_embeddings", wrapper.get("tie_word_embeddings", False))),
-        max_positions=_size(text, ("max_position_embeddings", "n_positions"), place, default=2**18),
+        rope=read_rope(text, max_positions, str(place)),
+        rope_note=rope_note(text),
+        tie_word_embeddings=bool(text.get("tie_word_embeddings", False)),
+        max_positions=max_positions,
+        embedding_scale=math.sqrt(hidden_size) if family.scales_embedding else 1.0,
+        final_logit_softcap=_softcap(text, place),
     )
 
 
@@ -106,8 +124,10 @@ def _size(config: dict[str, Any], names: tuple[str, ...], place: Path, *, defaul
     return value
 
 
-def _rope_theta(config: dict[str, Any]) -> float:
-    rope = config.get("rope_parameters") or {}
-    if isinstance(rope.get("full_attention"), dict):  # families with one rotary base a layer type
-        rope = rope["full_attention"]
-    return float(rope.get("rope_theta", config.get("rope_theta", 10_000.0)))
+def _softcap(config: dict[str, Any], place: Path) -> float | None:
+    cap = config.get("final_logit_softcapping")
+    if not cap:
+        return None
+    if isinstance(cap, bool) or not isinstance(cap, int | float) or not 0 < cap < math.inf:
+        raise RefusedInput(f"{place}: final_logit_softcapping is {cap!r}; a number above 0, or null for none, is needed")
+    return float(cap)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from dflash.model.rope import Rope
 
 
 @dataclass(frozen=True)
@@ -17,11 +20,25 @@ class Angles:
     sin: Tensor
 
 
-def rotary_angles(positions: Tensor, head_dim: int, theta: float) -> Angles:
-    """Angles position x theta ** (-2 i / head_dim), i = 0 .. head_dim / 2 - 1, for positions [...] (int64)."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float64, device=positions.device) / head_dim
-    angles = positions[..., None, None].double() * theta**-exponents  # float32 would be off by 1e-4 at position 4,000
-    return Angles(angles.cos().float(), angles.sin().float())
+def rotary_angles(positions: Tensor, head_dim: int, rope: Rope) -> Angles:
+    """Angles position x rate of each pair, for positions [...] (int64); cosine and sine times the rope's attention factor.
+
+    `dynamic` beyond the positions that need no scaling: each position turns with the base of a text that ends there, so that a key has
+    the same angle whether it is computed alone, in a batch, or was kept in a cache.
+    """
+    where = positions[..., None, None].double()  # float32 would be off by 1e-4 at position 4,000
+    if rope.type == "dynamic":
+        stretched = rope.factor * (where + 1).clamp(min=rope.original_positions) / rope.original_positions - (rope.factor - 1)
+        base = rope.theta * stretched ** (head_dim / (head_dim - 2))
+        angles = where * base ** -(torch.arange(0, head_dim, 2, dtype=torch.float64, device=positions.device) / head_dim)
+    else:
+        angles = where * _rates(rope, head_dim, positions.device)
+    return Angles((angles.cos() * rope.attention_factor).float(), (angles.sin() * rope.attention_factor).float())
+
+
+@lru_cache(maxsize=8)  # so that a decoder on a GPU doesn't wait for a copy at every block
+def _rates(rope: Rope, head_dim: int, device: torch.device) -> Tensor:
+    return torch.from_numpy(rope.rates(head_dim)).to(device)
 
 
 def rotate(states: Tensor, angles: Angles) -> Tensor:
@@ -31,7 +48,7 @@ def rotate(states: Tensor, angles: Angles) -> Tensor:
 
 
 class _Rotate(torch.autograd.Function):
-    """The gradient of a rotation is the rotation back, so nothing but the angles is kept."""
+    """The gradient of a rotation is the rotation back (a scale stays), so nothing but the angles is kept."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from dflash.config import DrafterConfig
 from dflash.errors import RefusedInput, RunFailed
 from dflash.model.facts import TargetFacts, read_json
 from dflash.model.mask_token import mask_token_id
+from dflash.model.rope import Rope, read_rope
 
 LayerType = Literal["full_attention", "sliding_attention"]
 _GAMMA_BY_BLOCK_SIZE = {16: 7.0, 10: 5.0, 8: 4.0}
@@ -41,8 +42,10 @@ class DrafterShape:
     target_layers: int
     vocab_size: int
     rms_norm_eps: float
-    rope_theta: float
+    rope: Rope
     max_positions: int
+    embedding_scale: float = 1.0
+    final_logit_softcap: float | None = None
 
     @property
     def layers(self) -> int:
@@ -85,8 +88,10 @@ class DrafterShape:
             target_layers=facts.layers,
             vocab_size=facts.vocab_size,
             rms_norm_eps=facts.rms_norm_eps,
-            rope_theta=facts.rope_theta,
+            rope=facts.rope,
             max_positions=facts.max_positions,
+            embedding_scale=facts.embedding_scale,
+            final_logit_softcap=facts.final_logit_softcap,
         )
         shape.check()
         return shape
@@ -121,6 +126,11 @@ class DrafterShape:
             "mask_token_id": self.mask_token_id,
             "target_layer_ids": list(self.target_layer_ids),
         }
+        if self.embedding_scale != 1.0:
+            dflash["input_embedding_scale"] = self.embedding_scale
+        if self.final_logit_softcap is not None:
+            dflash["final_logit_softcapping"] = self.final_logit_softcap
+        rope = self.rope.to_config()
         return {
             "architectures": ["DFlashDraftModel"],
             "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
@@ -144,8 +154,9 @@ class DrafterShape:
             "num_key_value_heads": self.kv_heads,
             "num_target_layers": self.target_layers,
             "rms_norm_eps": self.rms_norm_eps,
-            "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
-            "rope_theta": self.rope_theta,
+            "rope_parameters": rope,
+            "rope_scaling": None if self.rope.type == "default" else {key: rope[key] for key in rope if key != "rope_theta"},
+            "rope_theta": self.rope.theta,
             "sliding_window": self.sliding_window,
             "tie_word_embeddings": False,
             "use_cache": True,
@@ -184,7 +195,7 @@ class DrafterShape:
                 head_dim=int(config["head_dim"]),
                 layer_types=tuple(config.get("layer_types") or ["full_attention"] * layers),
                 sliding_window=config.get("sliding_window"),
-                is_causal=bool(config.get("is_causal", dflash.get("is_causal", False))),
+                is_causal=_is_causal(config, dflash),
                 block_size=block_size,
                 gamma=float(dflash.get("gamma") or _GAMMA_BY_BLOCK_SIZE.get(block_size, (block_size - 1) / 2)),
                 mask_token_id=int(dflash["mask_token_id"]),
@@ -192,8 +203,10 @@ class DrafterShape:
                 target_layers=int(config["num_target_layers"]),
                 vocab_size=int(config["vocab_size"]),
                 rms_norm_eps=float(config["rms_norm_eps"]),
-                rope_theta=float((config.get("rope_parameters") or config)["rope_theta"]),
+                rope=read_rope(config, int(config["max_position_embeddings"]), str(place)),
                 max_positions=int(config["max_position_embeddings"]),
+                embedding_scale=float(dflash.get("input_embedding_scale") or 1.0),
+                final_logit_softcap=float(dflash.get("final_logit_softcapping") or 0.0) or None,
             )
         except KeyError as error:
             raise RefusedInput(f"{place}: {error.args[0]} is missing; is this the config.json of a DFlash drafter?") from error
@@ -201,6 +214,17 @@ class DrafterShape:
             raise RefusedInput(f"{place}: a field has the wrong kind ({error})") from error
         shape.check()
         return shape
+
+
+def _is_causal(config: dict[str, Any], dflash: dict[str, Any]) -> bool:
+    """Whether blocks are causal; a file that doesn't say follows the released code: sliding layers are, full ones aren't."""
+    stated = config.get("is_causal", dflash.get("is_causal"))
+    if stated is not None:
+        return bool(stated)
+    kinds = set(config.get("layer_types") or ["full_attention"])
+    if len(kinds) > 1:
+        raise ValueError("is_causal is missing, and layer_types has sliding layers (causal by default) and full ones (not causal)")
+    return kinds == {"sliding_attention"}
 
 
 def spread_layer_ids(target_layers: int, count: int) -> list[int]:

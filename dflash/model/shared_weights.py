@@ -15,11 +15,10 @@ from torch import Tensor
 
 from dflash.errors import RefusedInput
 from dflash.model.facts import TargetFacts, read_json, target_facts
+from dflash.model.families import family_of
 
 # where causal language models and multimodal wrappers keep the language model
 _PREFIXES = ("model.", "model.language_model.", "language_model.model.", "language_model.", "")
-# families whose RMSNorm multiplies by 1 + weight, where a drafter's (Qwen3's) multiplies by weight
-_NORM_OFFSET_FAMILIES = ("qwen3_5", "qwen3_next", "gemma")
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class SharedWeights:
     """The frozen tensors a drafter shares with its target, as stored (often bfloat16).
 
     Attributes:
-        embedding: [vocabulary, hidden]; what a token enters the drafter as.
+        embedding: [vocabulary, hidden], without the family's scale (`TargetFacts.embedding_scale`).
         head: [vocabulary, hidden]; logits are hidden @ head.T. The embedding itself when the target ties them.
         final_norm: [hidden], float32; the factor of the target's last RMSNorm, in the `x * weight` convention.
     """
@@ -55,8 +54,7 @@ def load_shared_weights(path: str | Path) -> SharedWeights:
     embedding = _read(files, f"{prefix}embed_tokens.weight", table)
     head = embedding if facts.tie_word_embeddings else _read_head(files, facts, table)
     norm = _read(files, f"{prefix}norm.weight", (facts.hidden_size,)).float()
-    offset = 1.0 if facts.family.startswith(_NORM_OFFSET_FAMILIES) else 0.0
-    return SharedWeights(embedding, head, norm + offset)
+    return SharedWeights(embedding, head, norm + family_of(facts.family).norm_offset)
 
 
 def _read_head(files: dict[str, Path], facts: TargetFacts, table: tuple[int, int]) -> Tensor:

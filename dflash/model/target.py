@@ -19,7 +19,6 @@ layers know none. So packed batches are run
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -33,7 +32,8 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from dflash.errors import RefusedInput
-from dflash.model.facts import resolve_target
+from dflash.model.facts import resolve_target, target_facts
+from dflash.model.families import choose_attention
 
 if TYPE_CHECKING:
     from dflash.data.rows import TokenRows
@@ -102,7 +102,7 @@ class FrozenTarget:
             layer_ids: layers to capture; id i is the output AFTER layer i.
             device: where to run it.
             dtype: bfloat16, float32, or auto: bfloat16 on a GPU, float32 on a CPU.
-            attention: an attention implementation of transformers, or auto: flash_attention_2 with flash-attn and a GPU, else sdpa.
+            attention: an attention implementation of transformers, or auto: see `choose_attention`.
             feature_dtype: of the features handed out.
 
         Raises:
@@ -112,10 +112,11 @@ class FrozenTarget:
 
         folder = resolve_target(path)
         place = torch.device(device)
-        chosen = _attention(attention, place)
+        facts = target_facts(folder)
+        chosen = choose_attention(attention, facts.family, on_gpu=place.type == "cuda")
         try:
             config = AutoConfig.from_pretrained(folder)
-            layers = int(config.get_text_config().num_hidden_layers)
+            layers = facts.layers
             _refuse_unknown_layers(layer_ids, layers, folder)
             _cut_layers(config.get_text_config(), max(layer_ids) + 1)
             with _quiet_about_the_layers_left_out():
@@ -257,15 +258,6 @@ def _refuse_unknown_layers(layer_ids: Sequence[int], layers: int, folder: Path) 
     beyond = [layer_id for layer_id in layer_ids if not 0 <= layer_id < layers]
     if beyond:
         raise RefusedInput(f"{folder}: has layers 0 .. {layers - 1}; drafter.target_layer_ids asks for {beyond}")
-
-
-def _attention(name: str, device: torch.device) -> str:
-    has_flash = device.type == "cuda" and importlib.util.find_spec("flash_attn") is not None
-    if name == "auto":
-        return "flash_attention_2" if has_flash else "sdpa"
-    if name == "flash_attention_2" and not has_flash:
-        raise RefusedInput("target.attention=flash_attention_2 needs a GPU and the package flash-attn; set it to auto or sdpa")
-    return name
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype:

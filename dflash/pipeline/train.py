@@ -108,6 +108,8 @@ def _drive(hold: Hold, recorder: Recorder, show: Callable[[str], None]) -> Outco
     """Sessions of one process: one, and one more for each time drafters have to go back to a checkpoint."""
     run = hold.run
     examination = examine(run.config(), runs=run.path.parent, checkpoints=run.checkpoints)
+    for note in examination.notes:
+        show(f"note: {note}")
     for warning in examination.warnings:
         show(f"warning: {warning}")
     examination.refuse_faults()

@@ -42,7 +42,7 @@ class DraftSequence:
         end = self.length + len(features)
         shape = self._drafter.shape
         positions = torch.arange(self.length, end, device=features.device)
-        angles = rotary_angles(positions, shape.head_dim, shape.rope_theta)
+        angles = rotary_angles(positions, shape.head_dim, shape.rope)
         with self._autocast():
             context = self._drafter.context(features.to(self._context.dtype))
             for index, layer in enumerate(self._drafter.layers):
@@ -58,9 +58,9 @@ class DraftSequence:
         shape = self._drafter.shape
         layout = BlockLayout(np.zeros(1, np.int64), np.array([self.length]), self.length, shape.block_size, shape.is_causal)
         positions = torch.arange(self.length, self.length + shape.block_size, device=self._context.device)
-        angles = rotary_angles(positions[None], shape.head_dim, shape.rope_theta)
+        angles = rotary_angles(positions[None], shape.head_dim, shape.rope)
         masks = self._mask_embedding.expand(shape.block_size - 1, -1)
-        states = torch.cat([self._target.embedding[anchor].float()[None], masks])[None]
+        states = self._drafter.embedded(torch.cat([self._target.embedding[anchor].float()[None], masks]))[None]
         with self._autocast():
             for index, layer in enumerate(self._drafter.layers):
                 assert isinstance(layer, DrafterLayer)
@@ -72,7 +72,8 @@ class DraftSequence:
                 states = layer.after(states, attended.flatten(-2))
             hidden = self._drafter.norm(states)[0, 1:]
         logits: Tensor = (hidden.to(self._target.head.dtype) @ self._target.head.T).float()
-        return logits
+        cap = shape.final_logit_softcap
+        return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self._context.device.type, torch.bfloat16, enabled=self._autocasts)

@@ -25,7 +25,7 @@ def plain_sizes(shape: DrafterShape) -> PlainSizes:
         windows=tuple(shape.window(layer) for layer in range(shape.layers)),
         is_causal=shape.is_causal,
         eps=shape.rms_norm_eps,
-        theta=shape.rope_theta,
+        theta=shape.rope.theta,
     )
 
 

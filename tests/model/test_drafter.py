@@ -13,6 +13,7 @@ from dflash.model.blocks import lay_out
 from dflash.model.drafter import Drafter, block_input
 from dflash.model.facts import target_facts
 from dflash.model.loss import head_loss
+from dflash.model.rope import Rope
 from dflash.model.rotary import rotary_angles, rotate
 from dflash.model.shape import DrafterShape
 from tests.model.oracle import plain_outcome
@@ -152,7 +153,7 @@ def test_first_weights_come_from_the_seed_and_the_targets_final_norm(shape):
 def test_rotation_turns_pairs_by_position_times_rate():
     states = torch.randn(7, 3, 10, dtype=torch.float64)
     positions = torch.tensor([0, 1, 5, 100, 4000, 2, 9])
-    turned = rotate(states, rotary_angles(positions, 10, 500.0))
+    turned = rotate(states, rotary_angles(positions, 10, Rope(500.0)))
     as_complex = torch.complex(states[..., :5], states[..., 5:])
     rates = 500.0 ** (-torch.arange(5, dtype=torch.float64) / 5)
     expected = as_complex * torch.exp(1j * positions[:, None, None] * rates)
@@ -161,5 +162,5 @@ def test_rotation_turns_pairs_by_position_times_rate():
 
 def test_rotation_has_the_right_gradient():
     states = torch.randn(4, 2, 6, dtype=torch.float64, requires_grad=True)
-    angles = rotary_angles(torch.tensor([3, 0, 77, 5]), 6, 100.0)
+    angles = rotary_angles(torch.tensor([3, 0, 77, 5]), 6, Rope(100.0, attention_factor=1.3))
     assert torch.autograd.gradcheck(lambda x: rotate(x, angles), (states,))

@@ -6,6 +6,7 @@ import pytest
 
 from dflash.errors import RefusedInput
 from dflash.model.facts import target_facts
+from dflash.model.rope import Rope
 
 LLAMA = {
     "model_type": "llama",
@@ -38,8 +39,41 @@ def test_sizes_of_a_saved_target(target_folder):
 
 
 def test_rotary_base_of_transformers_5_and_of_older_files(tmp_path, target_folder):
-    assert target_facts(target_folder("qwen3_5_text")).rope_theta == 1e7
-    assert target_facts(folder_with(tmp_path, LLAMA)).rope_theta == 5e5
+    assert target_facts(target_folder("qwen3_5_text")).rope == Rope(1e7)
+    assert target_facts(folder_with(tmp_path, LLAMA)).rope == Rope(5e5)
+
+
+def test_what_of_a_rope_the_drafter_does_not_follow_is_said(target_folder):
+    assert target_facts(target_folder("qwen3_5_text")).rope_note == "the target rotates 0.5 of a head, the drafter all of it"
+    assert target_facts(target_folder("qwen3")).rope_note == ""
+
+
+@pytest.mark.parametrize(
+    ("config", "cap"),
+    [
+        ({}, None),
+        ({"final_logit_softcapping": None}, None),
+        ({"final_logit_softcapping": 20.0}, 20.0),
+        ({"model_type": "gemma2"}, 30.0),  # the family's own when the file is silent
+        ({"model_type": "gemma2", "final_logit_softcapping": None}, None),
+    ],
+)
+def test_the_cap_of_the_logits(config, cap, tmp_path):
+    assert target_facts(folder_with(tmp_path, {**LLAMA, **config})).final_logit_softcap == cap
+
+
+def test_gemmas_scale_their_embeddings_by_the_root_of_the_width(tmp_path):
+    assert target_facts(folder_with(tmp_path, {**LLAMA, "model_type": "gemma3_text"})).embedding_scale == 8.0
+    assert target_facts(folder_with(tmp_path, LLAMA)).embedding_scale == 1.0
+
+
+def test_the_short_config_of_a_published_gemma3_wrapper_is_filled_in(tmp_path):
+    text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
+    text["rope_scaling"] = {"factor": 8.0, "rope_type": "linear"}
+    facts = target_facts(folder_with(tmp_path, {"model_type": "gemma3", "text_config": text}))
+    assert (facts.heads, facts.kv_heads, facts.head_dim, facts.vocab_size) == (8, 4, 256, 262_208)
+    assert facts.rope == Rope(1e6, "linear", 8.0)
+    assert facts.tie_word_embeddings
 
 
 def test_fields_an_old_config_leaves_out_follow_from_the_others(tmp_path):

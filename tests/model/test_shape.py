@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from dflash.config import DrafterConfig
 from dflash.errors import RefusedInput
 from dflash.model.facts import target_facts
+from dflash.model.rope import Rope
 from dflash.model.shape import DrafterShape, spread_layer_ids
 
 QWEN36 = {
@@ -21,7 +22,7 @@ QWEN36 = {
     "kv_heads": 4,
     "head_dim": 256,
     "vocab_size": 248_320,
-    "rope_theta": 1e7,
+    "rope": Rope(1e7),
     "max_positions": 262_144,
 }
 
