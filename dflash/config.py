@@ -74,6 +74,10 @@ class DrafterConfig(Section):
     )
     feature_layers: Count | None = Field(None, description="how many target layers are captured; empty: as many as layers")
     mask_token_id: NonNegative | None = Field(None, description="token of a slot to be drafted; empty: the target family's own")
+    init_from: str | None = Field(
+        None,
+        description="a drafter's folder, a run or its checkpoint: start from what fits of it; target: from its last layers; empty: anew",
+    )
     gamma: float | None = Field(None, gt=0, description="decay of the weight over slots, exp(-(k-1)/gamma); empty: by block_size")
     anchors: Count = Field(512, description="blocks a conversation, at most, drawn anew at every use")
     noise: float = Field(

@@ -34,6 +34,7 @@ from dflash.model.footprint import (
     target_weight_bytes,
 )
 from dflash.model.shape import DrafterShape
+from dflash.pipeline.init_from import plan_warm_start
 
 GIB = 2**30
 _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "ray", "polars", "numpy", "flash-attn", "flash-linear-attention")
@@ -146,6 +147,12 @@ def examine(config: RunConfig, *, runs: Path = Path("runs"), checkpoints: Path |
     with found.collecting():
         dataset = TokenDataset.open(Path(config.data.path))
         _examine_data(dataset, config, facts)
+    if shape is not None and checkpoints is None:
+        with found.collecting():
+            plan = plan_warm_start(config, shape, runs)
+            if plan is not None:
+                found.needs.append(Need("drafter: warm start", None, note=f"{plan.source}: {plan.told()}"))
+                found.warnings += plan.warnings
     if facts is not None and shape is not None:
         _examine_bytes(found, config, facts, shape, dataset, gpus if on_gpu else [])
         _examine_disk(found, config, shape, runs, checkpoints)

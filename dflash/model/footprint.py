@@ -5,22 +5,18 @@ Exact: weights, gradients, AdamW's moments, tables, logits, features. Estimated 
 
 from __future__ import annotations
 
-import json
 import math
 import re
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from dflash.errors import RefusedInput
-from dflash.model.facts import TargetFacts, read_json
+from dflash.model.facts import TargetFacts
 from dflash.model.shape import DrafterShape
+from dflash.model.weight_headers import stored_tensors
 
 _LAYER = re.compile(r"\.(?:layers|h)\.(\d+)\.")
 _NOT_LOADED = re.compile(r"lm_head|visual|vision|(?:^|\.)mtp")  # the head; towers and extra heads of multimodal wrappers
-_LONGEST_HEADER_BYTES = 100 * 2**20
 
 
 @dataclass(frozen=True)
@@ -49,11 +45,34 @@ class DrafterFootprint:
         return self.weights + self.gradients + self.moments + self.tables + self.logits
 
 
+def drafter_tensors(shape: DrafterShape) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor of a drafter: 11 a layer and 3."""
+    hidden, inner = shape.hidden_size, shape.intermediate_size
+    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    layer: dict[str, tuple[int, ...]] = {
+        "input_layernorm": (hidden,),
+        "self_attn.q_proj": (queries, hidden),
+        "self_attn.k_proj": (keys, hidden),
+        "self_attn.v_proj": (keys, hidden),
+        "self_attn.o_proj": (hidden, queries),
+        "self_attn.q_norm": (shape.head_dim,),
+        "self_attn.k_norm": (shape.head_dim,),
+        "post_attention_layernorm": (hidden,),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
+    return {
+        "fc.weight": (hidden, shape.feature_size),
+        "hidden_norm.weight": (hidden,),
+        **{f"layers.{index}.{name}.weight": size for index in range(shape.layers) for name, size in layer.items()},
+        "norm.weight": (hidden,),
+    }
+
+
 def drafter_parameters(shape: DrafterShape) -> int:
     """Numbers in the weights of a drafter of this shape."""
-    hidden, attention = shape.hidden_size, shape.head_dim * (2 * shape.heads + 2 * shape.kv_heads)
-    layer = hidden * attention + 2 * shape.head_dim + 3 * hidden * shape.intermediate_size + 2 * hidden
-    return shape.feature_size * hidden + 2 * hidden + shape.layers * layer
+    return sum(math.prod(size) for size in drafter_tensors(shape).values())
 
 
 def checkpoint_bytes(shape: DrafterShape) -> int:
@@ -99,10 +118,10 @@ def target_weight_bytes(facts: TargetFacts, layer_ids: Sequence[int], element_by
     """
     last = max(layer_ids)
     count = 0
-    for name, shape in _tensors(facts.folder).items():
+    for name, stored in stored_tensors(facts.folder).items():
         layer = _LAYER.search(name)
         if not _NOT_LOADED.search(name) and (layer is None or int(layer.group(1)) <= last):
-            count += math.prod(shape)
+            count += math.prod(stored.shape)
     return count * element_bytes
 
 
@@ -112,7 +131,7 @@ def refuse_unfit_tables(facts: TargetFacts) -> None:
     Raises:
         RefusedInput: one is missing or of another size, or a file can't be read.
     """
-    shapes = _tensors(facts.folder)
+    shapes = {name: list(stored.shape) for name, stored in stored_tensors(facts.folder).items()}
     for table in ("embed_tokens.weight",) if facts.tie_word_embeddings else ("embed_tokens.weight", "lm_head.weight"):
         found = next((shape for name, shape in shapes.items() if name.endswith(table)), None)
         if found is None:
@@ -130,35 +149,3 @@ def refuse_unfit_tables(facts: TargetFacts) -> None:
 def target_activation_bytes(facts: TargetFacts, tokens: int, element_bytes: int) -> int:
     """Estimate of what one layer's forward pass over so many tokens holds at a time."""
     return tokens * element_bytes * (6 * facts.hidden_size + 3 * facts.intermediate_size)
-
-
-def _tensors(folder: Path) -> dict[str, list[int]]:
-    """The shape of every tensor of a target's folder, by its name."""
-    return {name: list(entry["shape"]) for place in _weight_files(folder) for name, entry in _header(place).items()}
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        return sorted({folder / str(name) for name in read_json(index).get("weight_map", {}).values()})
-    return [folder / "model.safetensors"]
-
-
-def _header(place: Path) -> dict[str, Any]:
-    """Shapes and places of the tensors of a safetensors file: 8 bytes of length, then JSON, then the tensors."""
-    try:
-        with place.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            if length > _LONGEST_HEADER_BYTES:
-                raise ValueError(f"a header of {length:,} bytes")
-            tensors: dict[str, Any] = json.loads(file.read(length))
-        tensors.pop("__metadata__", None)
-        wanted = 8 + length + max((entry["data_offsets"][1] for entry in tensors.values()), default=0)
-    except OSError as error:
-        raise RefusedInput(f"{place}: can't be read ({error.strerror}); fetch or copy the target again") from error
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RefusedInput(f"{place}: no safetensors file, or cut short ({error}); fetch or copy it again") from error
-    there = place.stat().st_size
-    if there < wanted:
-        raise RefusedInput(f"{place}: cut short, {there:,} of {wanted:,} bytes; fetch or copy it again")
-    return tensors

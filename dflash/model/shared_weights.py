@@ -10,15 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dflash.errors import RefusedInput
-from dflash.model.facts import TargetFacts, read_json, target_facts
+from dflash.model.facts import TargetFacts, target_facts
 from dflash.model.families import family_of
-
-# where causal language models and multimodal wrappers keep the language model
-_PREFIXES = ("model.", "model.language_model.", "language_model.model.", "language_model.", "")
+from dflash.model.weight_files import read_tensor
+from dflash.model.weight_headers import language_prefix, stored_tensors
 
 
 @dataclass(frozen=True)
@@ -43,13 +41,8 @@ def load_shared_weights(path: str | Path) -> SharedWeights:
         RefusedInput: no safetensors, a tensor is missing, truncated or of another shape than config.json says.
     """
     facts = target_facts(path)
-    files = _tensor_files(facts.folder)
-    prefix = next((prefix for prefix in _PREFIXES if f"{prefix}embed_tokens.weight" in files), None)
-    if prefix is None:
-        raise RefusedInput(
-            f"{facts.folder}: no embed_tokens.weight under any of {', '.join(repr(known) for known in _PREFIXES)}; "
-            "a target of this layout can't lend its embedding to a drafter"
-        )
+    files = {name: stored.file for name, stored in stored_tensors(facts.folder).items()}
+    prefix = language_prefix(files, facts.folder)
     table = (facts.vocab_size, facts.hidden_size)
     embedding = _read(files, f"{prefix}embed_tokens.weight", table)
     head = embedding if facts.tie_word_embeddings else _read_head(files, facts, table)
@@ -69,33 +62,11 @@ def _read_head(files: dict[str, Path], facts: TargetFacts, table: tuple[int, int
     return _read(files, name, table)
 
 
-def _tensor_files(folder: Path) -> dict[str, Path]:
-    """The file of every tensor of the folder, by the tensor's name."""
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        return {name: folder / file for name, file in read_json(index).get("weight_map", {}).items()}
-    single = folder / "model.safetensors"
-    if not single.is_file():
-        raise RefusedInput(
-            f"{folder}: no model.safetensors and no model.safetensors.index.json; "
-            "save the target again with save_pretrained (other formats are not read)"
-        )
-    try:
-        with safe_open(str(single), framework="pt") as stored:
-            return dict.fromkeys(stored.keys(), single)
-    except (SafetensorError, OSError) as error:
-        raise RefusedInput(f"{single}: can't be read ({error}); fetch or copy it again") from error
-
-
 def _read(files: dict[str, Path], name: str, shape: tuple[int, ...]) -> Tensor:
     if name not in files:
         raise RefusedInput(f"the target has no tensor {name}; its folder is not complete")
     place = files[name]
-    try:
-        with safe_open(str(place), framework="pt") as stored:
-            tensor: Tensor = stored.get_tensor(name)
-    except (SafetensorError, OSError) as error:
-        raise RefusedInput(f"{place}: {name} can't be read ({error}); fetch or copy the file again") from error
+    tensor = read_tensor(place, name)
     if tuple(tensor.shape) != shape:
         raise RefusedInput(f"{place}: {name} is {tuple(tensor.shape)}, config.json says {shape}; the two don't belong together")
     return tensor if tensor.dtype in (torch.float32, torch.bfloat16, torch.float16) else tensor.float()

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dflash.errors import RefusedInput, RunFailed
+from dflash.model.weight_headers import stored_tensors
 
 _NAMES_SHOWN = 4
 
@@ -44,7 +45,7 @@ def read_tensors(place: Path, into: dict[str, Tensor]) -> dict[str, str]:
     try:
         with safe_open(str(place), framework="pt") as stored:
             shapes = {name: tuple(stored.get_slice(name).get_shape()) for name in stored.keys()}  # noqa: SIM118 (no mapping)
-            _refuse_misfits(place, shapes, {name: tuple(tensor.shape) for name, tensor in into.items()})
+            _refuse_misfits(place, shapes, into, "It was made with another config: use the config beside it, or another checkpoint")
             read = {name: stored.get_tensor(name) for name in into}
             metadata = stored.metadata() or {}
     except (SafetensorError, OSError) as error:
@@ -54,7 +55,41 @@ def read_tensors(place: Path, into: dict[str, Tensor]) -> dict[str, str]:
     return dict(metadata)
 
 
-def _refuse_misfits(place: Path, found: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]]) -> None:
+@torch.no_grad()
+def read_folder(folder: Path, into: dict[str, Tensor]) -> None:
+    """Fill the tensors of `into` from a drafter's folder, one file or many with an index, that holds exactly these names and shapes.
+
+    Raises:
+        RefusedInput: a file is missing or cut short, or tensors are missing, unknown or misshapen.
+    """
+    stored = stored_tensors(folder)
+    _refuse_misfits(
+        folder,
+        {name: each.shape for name, each in stored.items()},
+        into,
+        "With other tensors it would draft otherwise than it was trained to: fetch it again, or a drafter of the layout that its "
+        "config.json describes; drafter.init_from trains on from what fits",
+    )
+    for name, tensor in into.items():
+        tensor.copy_(read_tensor(stored[name].file, name))
+
+
+def read_tensor(place: Path, name: str) -> Tensor:
+    """One tensor of a file, as stored.
+
+    Raises:
+        RefusedInput: it can't be read.
+    """
+    try:
+        with safe_open(str(place), framework="pt") as stored:
+            tensor: Tensor = stored.get_tensor(name)
+    except (SafetensorError, OSError) as error:
+        raise RefusedInput(f"{place}: {name} can't be read ({error}); fetch or copy the file again") from error
+    return tensor
+
+
+def _refuse_misfits(place: Path, found: dict[str, tuple[int, ...]], into: dict[str, Tensor], remedy: str) -> None:
+    wanted = {name: tuple(tensor.shape) for name, tensor in into.items()}
     problems = {
         "missing": sorted(wanted.keys() - found.keys()),
         "unknown": sorted(found.keys() - wanted.keys()),
@@ -71,7 +106,4 @@ def _refuse_misfits(place: Path, found: dict[str, tuple[int, ...]], wanted: dict
         if names
     ]
     if told:
-        raise RefusedInput(
-            f"{place}: doesn't fit this drafter ({'; '.join(told)}). It was made with another config: use the config beside it, or "
-            "another checkpoint"
-        )
+        raise RefusedInput(f"{place}: doesn't fit this drafter ({'; '.join(told)}). {remedy}")

@@ -20,10 +20,12 @@ from dflash.data.dataset import TokenDataset
 from dflash.data.rows import TokenRows
 from dflash.errors import RefusedInput, RunFailed
 from dflash.model.facts import target_facts
+from dflash.model.first_weights import take_first_weights
 from dflash.model.results import BatchResult, StepResult
 from dflash.model.shape import DrafterShape
 from dflash.model.target import FrozenTarget
 from dflash.model.trainer import DrafterTrainer
+from dflash.model.warm_start import WarmStart
 
 AllReduce = Callable[[torch.Tensor], None]
 
@@ -73,10 +75,11 @@ class Stages(Protocol):
 
 @dataclass(frozen=True)
 class RealStages:
-    """The stages of a training run; `resume_from` is a checkpoint's folder, or None for a new drafter."""
+    """The stages of a training run; `resume_from` is a checkpoint's folder, or None for a new drafter, which may have a warm start."""
 
     config: RunConfig
     resume_from: Path | None = None
+    warm_start: WarmStart | None = None
 
     def reader(self) -> Reader:
         """A prefetch worker on the run's data set."""
@@ -102,6 +105,8 @@ class RealStages:
         trainer = DrafterTrainer(self.config, device=device)
         if self.resume_from is not None:
             trainer.load(self.resume_from)
+        elif self.warm_start is not None:
+            take_first_weights(trainer.drafter, self.warm_start)
         all_reduce = join_group(rank, replicas, meeting, device) if replicas > 1 and meeting is not None else None
         return TrainingDrafter(trainer, all_reduce)
 

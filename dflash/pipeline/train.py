@@ -20,11 +20,13 @@ from dflash.data.dataset import TokenDataset
 from dflash.doctor import examine
 from dflash.model.facts import target_facts
 from dflash.model.shape import DrafterShape
+from dflash.model.warm_start import WarmStart
 from dflash.pipeline.checkpoints import Checkpoint, CheckpointStore, newest_step
 from dflash.pipeline.coordinator import Coordinator, DrafterLost
 from dflash.pipeline.engines import make_engine
 from dflash.pipeline.evaluation import plan_holdout
 from dflash.pipeline.folder_watch import FolderWatch
+from dflash.pipeline.init_from import plan_warm_start
 from dflash.pipeline.jobs import Engine, EngineDied
 from dflash.pipeline.ledger import Ledger
 from dflash.pipeline.live import LiveControl
@@ -135,9 +137,10 @@ def _train_on(hold: Hold, recorder: Recorder, show: Callable[[str], None]) -> Ou
     shape = check_fits(config, dataset)
     store = CheckpointStore(run.checkpoints, config.checkpoint.keep, belongs_to(config, dataset, shape), show)
     checkpoint = store.newest()
+    warm_start = None if checkpoint else _warm_start(run, config, shape, recorder, show)
     pipeline = config.pipeline
     show(f"{run.path}: starting {pipeline.targets} targets and {pipeline.drafters} drafters on the {pipeline.engine} engine")
-    with make_engine(config, RealStages(config, checkpoint.folder if checkpoint else None), run.path) as engine:
+    with make_engine(config, RealStages(config, checkpoint.folder if checkpoint else None, warm_start), run.path) as engine:
         coordinator, reporter = _assemble(hold, config, dataset, shape, checkpoint, store, engine, recorder, show)
         first, total = coordinator.progress.step, coordinator.total_steps
         recorder.record(
@@ -166,6 +169,20 @@ def _train_on(hold: Hold, recorder: Recorder, show: Callable[[str], None]) -> Ou
             loss=reporter.last_step.result.loss if reporter.last_step else None,
             acceptance_length=reporter.held_out.acceptance_length if reporter.held_out else None,
         )
+
+
+def _warm_start(
+    run: RunFolder, config: RunConfig, shape: DrafterShape, recorder: Recorder, show: Callable[[str], None]
+) -> WarmStart | None:
+    """What the new drafter takes from `drafter.init_from`, told and kept in the events and the manifest."""
+    plan = plan_warm_start(config, shape, run.path.parent)
+    if plan is not None:
+        show(f"{run.path}: starts from {plan.source}: {plan.told()}")
+        for warning in plan.warnings:
+            show(f"warning: {warning}")
+        recorder.record("warm_started", **plan.as_dict())
+        write_json(run.path / "manifest.json", {**run.manifest(), "warm_start": plan.as_dict()})
+    return plan
 
 
 def _assemble(
@@ -238,7 +255,7 @@ def _write_manifest(run: RunFolder, dataset: TokenDataset) -> None:
     manifest = run.manifest()
     session = describe_environment(Path.cwd())
     sessions = [*manifest.get("sessions", []), session]
-    write_json(run.path / "manifest.json", {"data_fingerprint": dataset.fingerprint, "sessions": sessions})
+    write_json(run.path / "manifest.json", {**manifest, "data_fingerprint": dataset.fingerprint, "sessions": sessions})
 
 
 @contextmanager

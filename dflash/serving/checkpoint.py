@@ -18,7 +18,7 @@ from dflash.model.attention import attention_backend
 from dflash.model.drafter import Drafter
 from dflash.model.facts import TargetFacts
 from dflash.model.shape import DrafterShape
-from dflash.model.weight_files import read_tensors
+from dflash.model.weight_files import read_folder
 from dflash.pipeline.checkpoints import CheckpointStore, find_fault
 from dflash.runs.folder import RunFolder, open_run, read_json
 
@@ -94,7 +94,7 @@ def load_drafter(folder: Path, device: str | torch.device = "cpu") -> Drafter:
     """
     place = torch.device(device)
     drafter = Drafter(DrafterShape.from_config(folder / SHAPE_FILE), attention_backend("sdpa", place))
-    read_tensors(folder / MODEL_FILE, dict(drafter.named_parameters()))
+    read_folder(folder, dict(drafter.named_parameters()))
     return drafter.to(place).eval().requires_grad_(False)
 
 

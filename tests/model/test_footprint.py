@@ -11,7 +11,14 @@ from safetensors.torch import save_file
 
 from dflash.errors import RefusedInput
 from dflash.model.facts import target_facts
-from dflash.model.footprint import checkpoint_bytes, drafter_footprint, drafter_parameters, refuse_unfit_tables, target_weight_bytes
+from dflash.model.footprint import (
+    checkpoint_bytes,
+    drafter_footprint,
+    drafter_parameters,
+    drafter_tensors,
+    refuse_unfit_tables,
+    target_weight_bytes,
+)
 from dflash.model.shape import DrafterShape
 from dflash.model.target import FrozenTarget
 from dflash.model.trainer import DrafterTrainer
@@ -29,6 +36,7 @@ def test_a_drafters_bytes_are_those_its_tensors_take(drafter: dict, target_folde
     shape = DrafterShape.resolve(config.drafter, target_facts(folder))
     held = drafter_footprint(shape, tied=False, element_bytes=4, logits_chunk=1000, positions_at_once=9, context_tokens=7)
     assert drafter_parameters(shape) == held.parameters == sum(each.numel() for each in trainer.drafter.parameters())
+    assert drafter_tensors(shape) == {name: tuple(each.shape) for name, each in trainer.drafter.named_parameters()}
     assert held.weights == sum(each.nbytes for each in trainer.drafter.parameters())
     assert held.gradients == sum(each.grad.nbytes for each in trainer.drafter.parameters())
     assert held.tables == 2 * 97 * 32 * 4

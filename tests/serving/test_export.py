@@ -170,7 +170,7 @@ def test_missing_extra_and_misshapen_tensors_are_named(exported: Path) -> None:
 
 def test_an_exported_file_cut_short_is_named(exported: Path) -> None:
     cut_short(exported / "model.safetensors")
-    with pytest.raises(RefusedInput, match=r"out/model\.safetensors: can't be read"):
+    with pytest.raises(RefusedInput, match=r"out/model\.safetensors: cut short"):
         load_drafter(exported)
 
 
