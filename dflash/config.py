@@ -186,10 +186,13 @@ class TelemetryConfig(Section):
 
 
 class EvaluationConfig(Section):
-    """Held-out evaluation: streak and acceptance length with the answers of the data."""
+    """Held-out evaluation: acceptance length simulated on the answers of the data, and in real decoding."""
 
     every: NonNegative = Field(0, description="optimiser steps between evaluations; 0: only when the run ends")
-    anchors: Count = Field(64, description="blocks a held-out conversation; the same ones at every evaluation")
+    anchors: Count = Field(64, description="blocks a held-out conversation, the same random ones at every evaluation")
+    decode_every: NonNegative = Field(0, description="optimiser steps between real speculative decodings; 0: never")
+    decode_prompts: Count = Field(8, description="held-out prompts decoded each time, the same ones")
+    decode_tokens: Count = Field(128, description="tokens of an answer decoded, or walked over, at most")
 
 
 class CheckpointConfig(Section):

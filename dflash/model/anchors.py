@@ -37,6 +37,14 @@ class Anchors:
     def __len__(self) -> int:
         return len(self.row)
 
+    @classmethod
+    def of_rows(cls, positions: list[NDArray[np.int64]]) -> Anchors:
+        """The anchors whose positions are given row by row."""
+        return cls(
+            row=np.repeat(np.arange(len(positions)), [len(each) for each in positions]),
+            position=np.concatenate([np.empty(0, np.int64), *positions]),
+        )
+
     def split(self, limit: int) -> list[Anchors]:
         """Consecutive parts of at most `limit` blocks each, as even as can be; none for no blocks."""
         parts = -(-len(self) // limit)
@@ -60,10 +68,7 @@ def draw_anchors(rows: TokenRows, *, budget: int, seed: int, epoch: int) -> Anch
         if len(candidates) > budget:
             candidates = np.sort(_generator(seed, epoch, int(sample_id)).choice(candidates, budget, replace=False, shuffle=False))
         drawn.append(candidates.astype(np.int64))
-    return Anchors(
-        row=np.repeat(np.arange(len(drawn)), [len(positions) for positions in drawn]),
-        position=np.concatenate([np.empty(0, np.int64), *drawn]),
-    )
+    return Anchors.of_rows(drawn)
 
 
 def noise_seed(seed: int, epoch: int, sample_id: int) -> int:

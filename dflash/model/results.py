@@ -48,6 +48,29 @@ class BlockMetrics:
 
 
 @dataclass(frozen=True)
+class Rounds:
+    """Answers made by drafting round after round, in decoding or on a walk over a text.
+
+    Attributes:
+        answers: answers of two tokens or more.
+        tokens: of these answers without the first of each, which comes with the prompt.
+        rounds: blocks drafted for them, each verified by one call of the target.
+    """
+
+    answers: int = 0
+    tokens: int = 0
+    rounds: int = 0
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens a round yields, the target's own included; nan without any round."""
+        return _ratio(self.tokens, self.rounds)
+
+    def __add__(self, other: Rounds) -> Rounds:
+        return Rounds(self.answers + other.answers, self.tokens + other.tokens, self.rounds + other.rounds)
+
+
+@dataclass(frozen=True)
 class BatchResult:
     """One batch (or several, merged): the sums its backward pass added to the window.
 
@@ -60,6 +83,7 @@ class BatchResult:
         slots: supervised slots, those that got logits.
         seconds: wall seconds of the drafter's work.
         metrics: hits of the slots; None when they were not asked for.
+        walk: what a walk over the answers yields (see `walk`); held-out batches only.
     """
 
     loss_sum: float
@@ -70,6 +94,7 @@ class BatchResult:
     slots: int
     seconds: float
     metrics: BlockMetrics | None = None
+    walk: Rounds | None = None
 
     @property
     def loss(self) -> float:
@@ -88,8 +113,13 @@ class BatchResult:
 
     @property
     def acceptance_length(self) -> float | None:
-        """See `BlockMetrics.acceptance_length`; None without metrics."""
+        """Simulated on random anchors, see `BlockMetrics.acceptance_length`; None without metrics."""
         return self.metrics.acceptance_length if self.metrics else None
+
+    @property
+    def walk_acceptance_length(self) -> float | None:
+        """Simulated by the walk, see `Rounds.acceptance_length`; None without a walk."""
+        return self.walk.acceptance_length if self.walk else None
 
 
 @dataclass(frozen=True)
@@ -125,7 +155,13 @@ def merged(results: Iterable[BatchResult]) -> BatchResult:
         slots=sum(batch.slots for batch in batches),
         seconds=sum(batch.seconds for batch in batches),
         metrics=merged_metrics([batch.metrics for batch in batches if batch.metrics is not None]),
+        walk=merged_rounds([batch.walk for batch in batches if batch.walk is not None]),
     )
+
+
+def merged_rounds(parts: Sequence[Rounds]) -> Rounds | None:
+    """Add up rounds; None for none."""
+    return sum(parts, Rounds()) if parts else None
 
 
 def merged_metrics(parts: Sequence[BlockMetrics]) -> BlockMetrics | None:

@@ -15,9 +15,9 @@ call on one tensor, and a NaN or an infinity anywhere reaches every replica with
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,10 +32,11 @@ from dflash.model.attention import attention_backend
 from dflash.model.blocks import DraftBlocks, lay_out
 from dflash.model.drafter import Drafter, DrafterLayer, block_input
 from dflash.model.facts import target_facts
-from dflash.model.loss import head_loss
+from dflash.model.loss import HeadLoss, head_loss
 from dflash.model.results import BatchResult, BlockMetrics, StepResult, merged_metrics
 from dflash.model.shape import DrafterShape
 from dflash.model.shared_weights import load_shared_weights
+from dflash.model.walk import places_to_walk, walk
 from dflash.model.weight_files import read_tensors, write_tensors
 
 if TYPE_CHECKING:
@@ -101,10 +102,14 @@ class DrafterTrainer:
 
     @torch.no_grad()
     def evaluate(self, rows: TokenRows, features: Tensor) -> BatchResult:
-        """Loss and hits of a held-out batch: the same anchors at every call, no noise, no gradient."""
+        """Loss and hits of a held-out batch, the same anchors at every call, and the walk over its answers: no noise, no gradient."""
         started = time.perf_counter()
         anchors = draw_anchors(rows, budget=self.config.evaluation.anchors, seed=self.config.optim.seed, epoch=EVALUATION)
-        return _timed(self._run(rows, features, anchors, epoch=EVALUATION, with_metrics=True, learn=False), started)
+        result = self._run(rows, features, anchors, epoch=EVALUATION, with_metrics=True, learn=False)
+        places = places_to_walk(rows, self.config.evaluation.decode_tokens)
+        drafted = self._draft(rows, features, places, noise_epoch=None, with_hits=True)
+        streaks = [_streaks(_right_slots(blocks, outcome.hits.cpu().numpy())) for blocks, outcome in drafted]
+        return _timed(replace(result, walk=walk(places, np.concatenate([np.empty(0, np.int64), *streaks]))), started)
 
     @torch.no_grad()
     def apply_step(self, lr: float, all_reduce: Callable[[Tensor], None] | None = None) -> StepResult:
@@ -173,24 +178,9 @@ class DrafterTrainer:
     def _run(
         self, rows: TokenRows, features: Tensor, anchors: Anchors, *, epoch: int, with_metrics: bool, learn: bool
     ) -> BatchResult:
-        """All blocks of a batch, a bounded number at a time."""
-        if len(features) != len(rows.tokens):
-            raise ValueError(f"{len(features)} rows of features for {len(rows.tokens)} tokens")
+        """All blocks of a batch: their loss, and backward of it when there is something to `learn`."""
         loss_sum, weight_sum, slots, metrics = 0.0, 0.0, 0, []
-        for part in anchors.split(max(1, self.config.drafter.positions_at_once // self.shape.block_size)):
-            blocks = lay_out(rows, part, block_size=self.shape.block_size, gamma=self.shape.gamma, is_causal=self.shape.is_causal)
-            visible = self._visible_features(rows, features, blocks, noise_epoch=epoch if learn else None)
-            inputs = block_input(blocks, visible, self._embedding, self.shape.mask_token_id)
-            with self._autocast():
-                hidden = self.drafter(inputs)
-                outcome = head_loss(
-                    hidden,
-                    self._head,
-                    torch.from_numpy(blocks.labels).to(self.device),
-                    torch.from_numpy(blocks.weights).to(self.device),
-                    logits_chunk=self.config.drafter.logits_chunk,
-                    with_hits=with_metrics,
-                )
+        for blocks, outcome in self._draft(rows, features, anchors, noise_epoch=epoch if learn else None, with_hits=with_metrics):
             if learn:
                 outcome.loss_sum.backward()  # type: ignore[no-untyped-call]
             loss_sum += float(outcome.loss_sum.detach())
@@ -208,6 +198,28 @@ class DrafterTrainer:
             seconds=0.0,
             metrics=merged_metrics(metrics),
         )
+
+    def _draft(
+        self, rows: TokenRows, features: Tensor, anchors: Anchors, *, noise_epoch: int | None, with_hits: bool
+    ) -> Iterator[tuple[DraftBlocks, HeadLoss]]:
+        """Draft all blocks of a batch, a bounded number at a time."""
+        if len(features) != len(rows.tokens):
+            raise ValueError(f"{len(features)} rows of features for {len(rows.tokens)} tokens")
+        for part in anchors.split(max(1, self.config.drafter.positions_at_once // self.shape.block_size)):
+            blocks = lay_out(rows, part, block_size=self.shape.block_size, gamma=self.shape.gamma, is_causal=self.shape.is_causal)
+            visible = self._visible_features(rows, features, blocks, noise_epoch=noise_epoch)
+            inputs = block_input(blocks, visible, self._embedding, self.shape.mask_token_id)
+            with self._autocast():
+                hidden = self.drafter(inputs)
+                outcome = head_loss(
+                    hidden,
+                    self._head,
+                    torch.from_numpy(blocks.labels).to(self.device),
+                    torch.from_numpy(blocks.weights).to(self.device),
+                    logits_chunk=self.config.drafter.logits_chunk,
+                    with_hits=with_hits,
+                )
+            yield blocks, outcome
 
     def _visible_features(self, rows: TokenRows, features: Tensor, blocks: DraftBlocks, *, noise_epoch: int | None) -> Tensor:
         """The features of the pass's context rows on this device, with noise when the config asks for it."""
@@ -242,16 +254,26 @@ class DrafterTrainer:
 
 
 def _block_metrics(blocks: DraftBlocks, hits: np.ndarray) -> BlockMetrics:
-    steps = blocks.layout.block_size - 1
-    block, slot = np.divmod(blocks.slots, blocks.layout.block_size)
-    right = np.zeros((blocks.layout.blocks, steps), dtype=np.bool_)
-    right[block, slot - 1] = hits
+    right = _right_slots(blocks, hits)
     return BlockMetrics(
         correct=tuple(right.sum(0).tolist()),
-        valid=tuple(np.bincount(slot - 1, minlength=steps).tolist()),
-        streak_sum=int(np.logical_and.accumulate(right, axis=1).sum()),
+        valid=tuple(np.bincount(blocks.slots % blocks.layout.block_size - 1, minlength=right.shape[1]).tolist()),
+        streak_sum=int(_streaks(right).sum()),
         blocks=blocks.layout.blocks,
     )
+
+
+def _right_slots(blocks: DraftBlocks, hits: np.ndarray) -> np.ndarray:
+    """[blocks, block_size - 1]: whether the slot is supervised and right."""
+    block, slot = np.divmod(blocks.slots, blocks.layout.block_size)
+    right = np.zeros((blocks.layout.blocks, blocks.layout.block_size - 1), dtype=np.bool_)
+    right[block, slot - 1] = hits
+    return right
+
+
+def _streaks(right: np.ndarray) -> np.ndarray:
+    """[blocks]: right slots before the first that isn't."""
+    return np.asarray(np.logical_and.accumulate(right, axis=1).sum(1))
 
 
 def _flat_gradients(drafter: Drafter, *, extra: int) -> Tensor:
@@ -303,4 +325,4 @@ def _reason_to_skip(loss: float, grad_norm: float, weight_sum: float) -> str:
 
 
 def _timed(result: BatchResult, started: float) -> BatchResult:
-    return BatchResult(**{**vars(result), "seconds": time.perf_counter() - started})
+    return replace(result, seconds=time.perf_counter() - started)

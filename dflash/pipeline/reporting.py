@@ -138,11 +138,14 @@ class RunReporter:
             streak=result.streak,
             acceptance_length=result.acceptance_length,
             blocks=metrics.blocks if metrics else 0,
+            walk_acceptance_length=result.walk_acceptance_length,
+            walk_rounds=result.walk.rounds if result.walk else 0,
             **{f"{stage}_seconds": spent for stage, spent in seconds.items()},
         )
         self.show(
             f"evaluation at step {step}: loss={result.loss:.4f} acc={result.accuracy or 0:.4f} "
-            f"acceptance length={result.acceptance_length or 1:.3f} on {conversations} held-out conversations"
+            f"acceptance length={result.acceptance_length or 1:.3f} at random anchors, {result.walk_acceptance_length or 1:.3f} "
+            f"walked, on {conversations} held-out conversations"
         )
 
     def lost(self, worker: str, reason: str, step: int) -> None:

@@ -295,6 +295,33 @@ def draft_greedily(trainer, rows, features, row, position):
     return (states[0, 0] @ trainer._head.T).argmax(-1).tolist()
 
 
+def test_the_walk_over_answers_is_that_of_drafting_round_after_round(config):
+    config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"decode_tokens": 20})})
+    trainer = DrafterTrainer(config)
+    rows = random_rows([60, 50], seed=1, supervised=0.6)
+    features = features_of(trainer, rows)
+    for _ in range(12):
+        trainer.accumulate(rows, features, epoch=0)
+        trainer.apply_step(5e-3)
+    tokens = rounds = 0
+    for row in range(2):
+        text = rows.tokens[rows.offsets[row] : rows.offsets[row + 1]]
+        mask = rows.loss_mask[rows.offsets[row] : rows.offsets[row + 1]].tolist()
+        at = start = mask.index(True)
+        end = min(mask.index(False, start) if False in mask[start:] else len(mask), start + 20)
+        while at < end - 1:
+            drafted = draft_greedily(trainer, rows, features, row, at)
+            streak = 0
+            while streak < 4 and at + streak + 1 < end and drafted[streak + 1] == text[at + streak + 1]:
+                streak += 1
+            rounds += 1
+            tokens += min(streak + 1, end - 1 - at)
+            at += streak + 1
+    walked = trainer.evaluate(rows, features).walk
+    assert (walked.answers, walked.tokens, walked.rounds) == (2, tokens, rounds)
+    assert 1.2 < walked.acceptance_length < 4.5
+
+
 def test_evaluation_changes_nothing_and_repeats_itself(config):
     trainer = DrafterTrainer(config)
     rows = random_rows(LENGTHS)
