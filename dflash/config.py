@@ -47,6 +47,10 @@ class TargetConfig(Section):
     attention: Literal["auto", "flash_attention_2", "sdpa", "eager"] = Field(
         "auto", description="auto: flash_attention_2 with flash-attn and a GPU, else sdpa, else eager, as the family has it"
     )
+    dequantise: bool = Field(False, description="load quantised weights (fp8, mxfp4) as plain numbers: any device, more memory")
+    trust_remote_code: bool = Field(
+        False, description="run code that lies in the target's folder, for families not in transformers"
+    )
     feature_dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="how features are kept in the pool")
 
     @property

@@ -33,6 +33,7 @@ from dflash.model.footprint import (
     target_activation_bytes,
     target_weight_bytes,
 )
+from dflash.model.quantisation import refuse_quantised
 from dflash.model.shape import DrafterShape
 from dflash.pipeline.init_from import plan_warm_start
 
@@ -180,6 +181,7 @@ def _examine_target(found: Examination, config: RunConfig, facts: TargetFacts, o
     """What is particular to the target's family: the attention it runs with, and what of its rope the drafter doesn't follow."""
     with found.collecting():
         found.attention["target"] = choose_attention(config.target.attention, facts.family, on_gpu=on_gpu)
+        refuse_quantised(facts.folder, facts.quantisation, dequantise=config.target.dequantise, on_gpu=on_gpu)
     note = attention_note(facts.family)
     if note and config.target.attention == "auto":
         found.notes.append(f"target attention is {found.attention['target']}: {note}")

@@ -15,6 +15,7 @@ from typing import Any
 
 from dflash.errors import RefusedInput
 from dflash.model.families import family_of
+from dflash.model.quantisation import Quantisation, quantisation
 from dflash.model.rope import Rope, read_rope, rope_note
 from dflash.targets import shipped_target
 
@@ -33,6 +34,7 @@ class TargetFacts:
         tie_word_embeddings: whether the output head is the embedding table.
         max_positions: positions the target was made for.
         embedding_scale: token embeddings are multiplied by it before the first layer (Gemma: sqrt(hidden size)).
+        quantisation: how the weights are stored; None for plain numbers.
         final_logit_softcap: c when logits are capped to c tanh(logits / c); None without a cap.
     """
 
@@ -52,6 +54,7 @@ class TargetFacts:
     max_positions: int
     embedding_scale: float
     final_logit_softcap: float | None
+    quantisation: Quantisation | None
 
 
 def target_facts(path: str | Path) -> TargetFacts:
@@ -90,6 +93,7 @@ def target_facts(path: str | Path) -> TargetFacts:
         max_positions=max_positions,
         embedding_scale=math.sqrt(hidden_size) if family.scales_embedding else 1.0,
         final_logit_softcap=_softcap(text, place),
+        quantisation=quantisation(wrapper),
     )
 
 

@@ -69,4 +69,9 @@ def _read(files: dict[str, Path], name: str, shape: tuple[int, ...]) -> Tensor:
     tensor = read_tensor(place, name)
     if tuple(tensor.shape) != shape:
         raise RefusedInput(f"{place}: {name} is {tuple(tensor.shape)}, config.json says {shape}; the two don't belong together")
-    return tensor if tensor.dtype in (torch.float32, torch.bfloat16, torch.float16) else tensor.float()
+    if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        kind = str(tensor.dtype).removeprefix("torch.")
+        raise RefusedInput(
+            f"{place}: {name} is stored as {kind}, and a drafter can't share a quantised table; take unquantised weights"
+        )
+    return tensor

@@ -19,7 +19,6 @@ layers know none. So packed batches are run
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,12 +27,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from dflash.errors import RefusedInput
-from dflash.model.facts import resolve_target, target_facts
-from dflash.model.families import choose_attention
+from dflash.model.facts import target_facts
+from dflash.model.loading import Loading, load_causal_lm
 
 if TYPE_CHECKING:
     from dflash.data.rows import TokenRows
@@ -93,6 +91,8 @@ class FrozenTarget:
         device: str | torch.device = "cpu",
         dtype: str = "auto",
         attention: str = "auto",
+        dequantise: bool = False,
+        trust_remote_code: bool = False,
         feature_dtype: str = "bfloat16",
     ) -> FrozenTarget:
         """Load a Hugging Face causal LM folder, or a shipped target by name.
@@ -100,47 +100,20 @@ class FrozenTarget:
         Args:
             path: the folder or the name.
             layer_ids: layers to capture; id i is the output AFTER layer i.
-            device: where to run it.
-            dtype: bfloat16, float32, or auto: bfloat16 on a GPU, float32 on a CPU.
-            attention: an attention implementation of transformers, or auto: see `choose_attention`.
+            device, dtype, attention, dequantise, trust_remote_code: see `Loading`.
             feature_dtype: of the features handed out.
 
         Raises:
             RefusedInput: not a causal LM folder, a layer id the model has not, or an attention this machine can't run.
         """
-        from transformers import AutoConfig, AutoModelForCausalLM
-
-        folder = resolve_target(path)
-        place = torch.device(device)
-        facts = target_facts(folder)
-        chosen = choose_attention(attention, facts.family, on_gpu=place.type == "cuda")
-        try:
-            config = AutoConfig.from_pretrained(folder)
-            layers = facts.layers
-            _refuse_unknown_layers(layer_ids, layers, folder)
-            _cut_layers(config.get_text_config(), max(layer_ids) + 1)
-            with _quiet_about_the_layers_left_out():
-                model, loading = AutoModelForCausalLM.from_pretrained(
-                    folder,
-                    config=config,
-                    dtype=_dtype(dtype, place),
-                    attn_implementation=chosen,
-                    use_safetensors=True,
-                    output_loading_info=True,
-                )
-        except (OSError, ValueError, ImportError, SafetensorError) as error:
-            raise RefusedInput(f"{folder}: can't be loaded as a causal language model: {error}") from error
-        missing = sorted(name for name in loading["missing_keys"] if "lm_head" not in name)
-        if missing or loading["mismatched_keys"]:
-            raise RefusedInput(
-                f"{folder}: its weights don't fill the model of its config.json (missing or misshapen: "
-                f"{', '.join(missing[:3]) or loading['mismatched_keys']}, ...); fetch or copy the folder again"
-            )
+        facts = target_facts(path)
+        _refuse_unknown_layers(layer_ids, facts.layers, facts.folder)
+        loading = Loading(device, dtype, attention, dequantise, trust_remote_code)
+        model = load_causal_lm(path, loading, layers=max(layer_ids) + 1)
         decoder = model.get_decoder()
+        chosen = str(model.config._attn_implementation)
         del model  # and with it the vocabulary head
-        return cls(
-            decoder.to(place), layer_ids=layer_ids, layers=layers, attention=chosen, feature_dtype=getattr(torch, feature_dtype)
-        )
+        return cls(decoder, layer_ids=layer_ids, layers=facts.layers, attention=chosen, feature_dtype=getattr(torch, feature_dtype))
 
     @torch.no_grad()  # not inference_mode: the drafter's backward pass keeps these features
     def features(self, rows: TokenRows, *, packed: bool) -> Tensor:
@@ -243,42 +216,9 @@ def _captured(layers: dict[int, nn.Module], keep: Any) -> Iterator[None]:
             handle.remove()
 
 
-def _cut_layers(config: Any, keep: int) -> None:
-    """Make a text config describe only its first `keep` layers; every list with one entry a layer is cut as well."""
-    whole = config.num_hidden_layers
-    for name, value in list(vars(config).items()):
-        if "layer" in name and isinstance(value, list) and len(value) == whole:
-            setattr(config, name, value[:keep])
-    config.num_hidden_layers = keep
-
-
 def _refuse_unknown_layers(layer_ids: Sequence[int], layers: int, folder: Path) -> None:
     if not layer_ids or len(set(layer_ids)) != len(layer_ids):
         raise RefusedInput(f"drafter.target_layer_ids {list(layer_ids)}: give each captured layer once, at least one")
     beyond = [layer_id for layer_id in layer_ids if not 0 <= layer_id < layers]
     if beyond:
         raise RefusedInput(f"{folder}: has layers 0 .. {layers - 1}; drafter.target_layer_ids asks for {beyond}")
-
-
-def _dtype(name: str, device: torch.device) -> torch.dtype:
-    if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
-
-
-@contextmanager
-def _quiet_about_the_layers_left_out() -> Iterator[None]:
-    """Transformers warns of every stored tensor that the cut model has no place for; here that is the purpose."""
-    from transformers.utils import logging as transformers_logging
-
-    logger = logging.getLogger("transformers")
-    level, had_bar = logger.level, transformers_logging.is_progress_bar_enabled()
-    logger.setLevel(logging.ERROR)
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-        if had_bar:
-            transformers_logging.enable_progress_bar()

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import shlex
 import struct
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from dflash.errors import RefusedInput
 from dflash.model.facts import read_json
 
 _LONGEST_HEADER_BYTES = 100 * 2**20
+_NAMES_SHOWN = 4
+_CONVERSION = (
+    'python -c "import sys; from transformers import AutoModelForCausalLM as M; '
+    "M.from_pretrained(sys.argv[1], use_safetensors=False, dtype='auto').save_pretrained(sys.argv[1])\" {folder}"
+)
 # where causal language models and multimodal wrappers keep the language model
 _PREFIXES = ("model.", "model.language_model.", "language_model.model.", "language_model.", "")
 
@@ -35,12 +41,10 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     if not index.is_file():
         single = folder / "model.safetensors"
         if not single.is_file():
-            raise RefusedInput(
-                f"{folder}: no model.safetensors and no model.safetensors.index.json; "
-                "save the model again with save_pretrained (other formats are not read)"
-            )
+            _refuse_other_formats(folder)
         return _tensors_of(single)
     indexed = {str(name): folder / str(file) for name, file in read_json(index).get("weight_map", {}).items()}
+    _refuse_missing_files(folder, sorted(set(indexed.values())))
     found = {file: _tensors_of(file) for file in sorted(set(indexed.values()))}
     lacking = next((name for name, file in indexed.items() if name not in found[file]), None)
     if lacking is not None:
@@ -61,6 +65,29 @@ def language_prefix(names: Collection[str], folder: Path) -> str:
             "a target of this layout can't lend its embedding to a drafter"
         )
     return prefix
+
+
+def _refuse_missing_files(folder: Path, files: list[Path]) -> None:
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        more = f" and {len(missing) - _NAMES_SHOWN} more" if len(missing) > _NAMES_SHOWN else ""
+        raise RefusedInput(
+            f"{folder}: {len(missing)} of {len(files)} weight files are missing: {', '.join(missing[:_NAMES_SHOWN])}{more}; fetch them"
+        )
+
+
+def _refuse_other_formats(folder: Path) -> NoReturn:
+    pickles = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in folder.glob(pattern))
+    if pickles:
+        raise RefusedInput(
+            f"{folder}: has {pickles[0]} but no safetensors, which are needed (a pickle can run code when it is read). If you trust the "
+            f"file, convert it: {_CONVERSION.format(folder=shlex.quote(str(folder)))}"
+        )
+    if any(folder.glob("*.gguf")):
+        raise RefusedInput(f"{folder}: has GGUF files, which other programs read; fetch the safetensors of the same model")
+    raise RefusedInput(
+        f"{folder}: no model.safetensors and no model.safetensors.index.json; fetch the weights, or save the model there with save_pretrained"
+    )
 
 
 def _tensors_of(place: Path) -> dict[str, StoredTensor]:

@@ -95,6 +95,8 @@ class RealStages:
             device=pick_device(self.config.pipeline.device),
             dtype=target.dtype,
             attention=target.attention,
+            dequantise=target.dequantise,
+            trust_remote_code=target.trust_remote_code,
             feature_dtype=target.feature_dtype,
         )
 

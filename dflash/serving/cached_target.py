@@ -16,14 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
-from transformers.utils import logging as transformers_logging
 
-from dflash.errors import RefusedInput
-from dflash.model.facts import resolve_target
+from dflash.model.loading import Loading, load_causal_lm
 
 
 @dataclass(frozen=True)
@@ -63,40 +60,27 @@ class DecodingTarget:
 
     @classmethod
     def load(
-        cls, path: str | Path, *, layer_ids: Sequence[int], device: str | torch.device = "cpu", dtype: str = "auto"
+        cls,
+        path: str | Path,
+        *,
+        layer_ids: Sequence[int],
+        device: str | torch.device = "cpu",
+        dtype: str = "auto",
+        dequantise: bool = False,
+        trust_remote_code: bool = False,
     ) -> DecodingTarget:
         """Load a Hugging Face causal LM folder, or a shipped target by name.
 
         Args:
             path: the folder or the name.
             layer_ids: layers to capture.
-            device: where to run it.
-            dtype: bfloat16, float32, or auto: bfloat16 on a GPU, float32 on a CPU.
+            device, dtype, dequantise, trust_remote_code: see `Loading`.
 
         Raises:
             RefusedInput: not a whole causal LM folder; a missing vocabulary head is named (it would be filled with noise).
         """
-        folder, place = resolve_target(path), torch.device(device)
-        if dtype == "auto":
-            dtype = "bfloat16" if place.type == "cuda" else "float32"
-        had_bar = transformers_logging.is_progress_bar_enabled()
-        transformers_logging.disable_progress_bar()  # seconds at most, and our own bar follows
-        try:
-            model, loading = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=getattr(torch, dtype), use_safetensors=True, output_loading_info=True, local_files_only=True
-            )
-        except (OSError, ValueError, ImportError, SafetensorError, RuntimeError) as error:
-            raise RefusedInput(f"{folder}: can't be loaded as a causal language model: {error}") from error
-        finally:
-            if had_bar:
-                transformers_logging.enable_progress_bar()
-        lacking = sorted(loading["missing_keys"]) + sorted(str(key) for key in loading["mismatched_keys"])
-        if lacking:
-            raise RefusedInput(
-                f"{folder}: its weights don't fill the model of its config.json (missing or misshapen: {', '.join(lacking[:3])}); "
-                "fetch or copy the folder again. A head that is the embedding table needs tie_word_embeddings true in config.json"
-            )
-        return cls(model.to(place), layer_ids)
+        loading = Loading(device, dtype, dequantise=dequantise, trust_remote_code=trust_remote_code)
+        return cls(load_causal_lm(path, loading), layer_ids)
 
     def sequence(self) -> TargetSequence:
         """An empty sequence with a cache of its own."""

@@ -93,5 +93,5 @@ def test_a_target_cut_short_is_refused(tmp_path: Path) -> None:
     folder = save_target(tmp_path / "short", "qwen3")
     whole = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(RefusedInput, match="can't be loaded"):
+    with pytest.raises(RefusedInput, match="cut short"):
         DecodingTarget.load(folder, layer_ids=CAPTURED)
