@@ -150,7 +150,7 @@ def _build(facts: TargetFacts, config: Any, loading: Loading, attention: str) ->
     numbers = read_dequantised(facts.folder, loading.number_type, facts.quantisation.block, lambda name: _layer_of(name) < last)
     with torch.device("meta"):
         kind = type(AutoModelForCausalLM.from_config(config))
-    return kind.from_pretrained(None, state_dict=numbers, ignore_mismatched_sizes=True, **options)  # type: ignore[attr-defined, no-any-return]
+    return kind.from_pretrained(None, state_dict=numbers, ignore_mismatched_sizes=True, **options)  # type: ignore[no-any-return]
 
 
 def _layer_of(name: str) -> int:
