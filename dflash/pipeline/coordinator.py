@@ -13,23 +13,19 @@ although the pool holds items of the next epoch.
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import replace
 from typing import Any
 
 from dflash.config import RunConfig
-from dflash.errors import RefusedInput, RunFailed
+from dflash.errors import RunFailed
 from dflash.model.results import StepResult, merged
 from dflash.pipeline.crew import Crew
 from dflash.pipeline.evaluation import EvaluationPass
 from dflash.pipeline.jobs import Completion, Engine, Evaluate, Job, PlannedBatch, Prefetch, Produce, Save, Step, Train
-from dflash.pipeline.ledger import BatchId, BatchState, Ledger
+from dflash.pipeline.ledger import BatchState, Ledger
 from dflash.pipeline.plans import PlanStream
-from dflash.pipeline.reports import Checkpointer, Listener, Passage, Progress, StepReport, Trained, Window
+from dflash.pipeline.reports import Checkpointer, Listener, Progress, StepReport, Window
 from dflash.pipeline.schedule import learning_rate
-from dflash.pool.policies import POLICIES, PolicyState
-from dflash.pool.pool import FeaturePool, PoolItem
-from dflash.telemetry.accounts import QueueAccount
+from dflash.pipeline.stock import Stock
 
 SKIPS_THAT_STOP = 3
 LOSSES_THAT_STOP = 10
@@ -64,25 +60,15 @@ class Coordinator:
         self.checkpointer = checkpointer
         self.holdout = holdout or []
         self.progress = progress or Progress()
-        self.feature_bytes_per_token = feature_bytes_per_token
         self.stop_requested = self.paused = self.checkpoint_requested = False
-        buckets = len(stream.boundaries) - 1
-        self.pool: FeaturePool[BatchId] = FeaturePool(config.pool.capacity_items, config.pool.capacity_bytes, buckets)
-        self.policy_state = PolicyState(buckets, config.batching.seed, config.pool.wait_seconds)
+        self.stock = Stock(config, stream, ledger, engine, feature_bytes_per_token)
         if saved_policy is not None:
-            self.policy_state.restore(saved_policy)
+            self.stock.policy_state.restore(saved_policy)
         self.window: Window | None = None
-        self.ready: deque[tuple[PlannedBatch, float]] = deque()
         self.evaluation: EvaluationPass | None = None
-        self._batches: dict[BatchId, PlannedBatch] = {}
-        self.passages: dict[BatchId, Passage] = {}
-        self._turns = 0
         self._ended: dict[type[Job], Completion] = {}
         self._losses = 0
         self.crew = Crew(engine)
-        now = engine.now()
-        self.queues = {"prefetch": QueueAccount("prefetch", 1, now), "pool": QueueAccount("pool", buckets, now)}
-        self._refuse_items_larger_than_the_pool(config.pool.capacity_bytes)
 
     # ---- the run, top down
 
@@ -114,7 +100,7 @@ class Coordinator:
         self.stream.peek()  # opens the epoch, if nothing of it has been read yet
         size = min(self.config.optim.accumulate, self.ledger.left_in_epoch(epoch))
         self.window = window = Window(size, epoch)
-        self.policy_state.shares = self.stream.bucket_shares(epoch)
+        self.stock.policy_state.shares = self.stream.bucket_shares(epoch)
         while len(window.done) < window.size:
             self._turn()
             if self.checkpoint_requested and 0 in self.crew.idle("drafter"):
@@ -178,7 +164,7 @@ class Coordinator:
 
     def saved(self) -> dict[str, Any]:
         """What a resumed run needs besides the weights, as JSON."""
-        return {"progress": vars(self.progress), "ledger": self.ledger.saved(), "policy": self.policy_state.saved()}
+        return {"progress": vars(self.progress), "ledger": self.ledger.saved(), "policy": self.stock.saved_policy()}
 
     # ---- changed while it runs
 
@@ -188,30 +174,20 @@ class Coordinator:
         Raises:
             RefusedInput: the settings don't fit the data or the pool; nothing has changed then.
         """
-        self._refuse_items_larger_than_the_pool(config.pool.capacity_bytes)
+        self.stock.refuse_items_larger_than_the_pool(config)
         places = self.window.size - self.window.taken if self.window else 0
         boundaries = self.stream.boundaries
         replanned = self.stream.replan(config, places)
         self.config = config
-        self.pool.capacity_items, self.pool.capacity_bytes = config.pool.capacity_items, config.pool.capacity_bytes
-        self.policy_state.wait_seconds = config.pool.wait_seconds
+        self.stock.change(config)
         if self.stream.boundaries != boundaries:
-            self._sort_into_new_buckets()
+            self.stock.sort_into_new_buckets()
         return {"batches_planned_anew": replanned, "total_steps": self.total_steps}
-
-    def _sort_into_new_buckets(self) -> None:
-        now, buckets = self.engine.now(), len(self.stream.boundaries) - 1
-        for key, batch in self._batches.items():
-            self._batches[key] = replace(batch, bucket=self.stream.bucket(batch.longest))
-        self.pool.buckets = buckets
-        self.pool.items = [replace(item, bucket=self._batches[item.key].bucket) for item in self.pool.items]
-        self.policy_state = PolicyState(buckets, self.policy_state.seed, self.config.pool.wait_seconds)
-        self.queues["pool"] = self.queues["pool"].with_buckets(self.pool.histogram(), now)
 
     # ---- one turn of the loop
 
     def _turn(self) -> None:
-        self._turns += 1
+        self.stock.turn += 1
         if not self.paused:
             self._feed_prefetch()
             self._feed_targets()
@@ -234,26 +210,19 @@ class Coordinator:
     def _feed_prefetch(self) -> None:
         for worker in self.crew.idle("prefetch"):
             batch = self.evaluation.next_to_read() if self.evaluation else None
+            batch = batch or self.stock.next_to_read(self.crew.busy("prefetch"))
             if batch is None:
-                if len(self.ready) + self.crew.busy("prefetch") >= self.config.pipeline.prefetch or self.stream.peek() is None:
-                    return
-                batch = self.stream.issue()
-                self._batches[batch.id] = batch
+                return
             self.crew.start(Prefetch(worker, batch))
 
     def _feed_targets(self) -> None:
-        now = self.engine.now()
         for worker in self.crew.idle("target"):
             batch = self.evaluation.next_to_produce() if self.evaluation else None
+            batch = batch or self.stock.next_to_produce()
             if batch is None:
-                if not self.ready or not self.pool.has_room(self._feature_bytes(self.ready[0][0])):
-                    break
-                batch, arrived = self.ready.popleft()
-                self.queues["prefetch"].get(0, now, arrived)
-                self.pool.reserve(batch.id, self._feature_bytes(batch))
+                break
             self.crew.start(Produce(worker, batch))
-        no_room = bool(self.ready) and not self.pool.has_room(self._feature_bytes(self.ready[0][0]))
-        self.queues["pool"].mark_full(no_room, now)
+        self.stock.mark_full()
 
     def _feed_drafters(self) -> None:
         for worker in self.crew.idle("drafter"):
@@ -265,30 +234,15 @@ class Coordinator:
             window = self.window
             if window is None or window.taken >= window.size:
                 return
-            item = self._pull(worker, window)
-            if item is not None:
+            batch = self.stock.pull(worker, window.epoch)
+            if batch is not None:
                 window.taken += 1
                 ordinal = self.progress.committed_batches + window.taken - 1
                 with_metrics = ordinal % self.config.telemetry.metrics_every == 0
-                self.crew.start(Train(worker, self._batches[item.key], self.config.drafter.anchors, with_metrics))
-
-    def _pull(self, drafter: int, window: Window) -> PoolItem[BatchId] | None:
-        candidates = [item for item in self.pool.items if item.key.epoch == window.epoch]
-        if not candidates:
-            return None
-        now = self.policy_state.now = self.engine.now()
-        item = POLICIES[self.config.pool.policy](candidates, drafter, self.policy_state)
-        if item is not None:
-            self.pool.take(item)
-            self.policy_state.note_pull(item, drafter)
-            self.ledger.advance(item.key, BatchState.TAKEN)
-            self.queues["pool"].get(item.bucket, now, item.arrived)
-            self.passages[item.key].seconds["residence"] = now - item.arrived
-            self.passages[item.key].turns.append(self._turns)
-        return item
+                self.crew.start(Train(worker, batch, self.config.drafter.anchors, with_metrics))
 
     def _handle(self, completion: Completion) -> None:
-        now, job = self.engine.now(), completion.job
+        job = completion.job
         self.crew.end(completion)
         if completion.fault is not None:
             return self._lost(job, completion.fault)
@@ -302,27 +256,14 @@ class Coordinator:
             case Prefetch(batch=batch) | Produce(batch=batch) if self.evaluation and batch.id.epoch < 0:
                 self.evaluation.advance(job, completion.busy_seconds)
             case Prefetch(batch=batch):
-                self.passages[batch.id] = Passage({"prefetch": completion.busy_seconds}, [self._turns])
-                self.ready.append((batch, now))
-                self.queues["prefetch"].put(0, now)
-            case Produce():
-                batch = self._batches[job.batch.id]  # its bucket may have changed since the job was given out
-                self.passages[batch.id].seconds["target"] = completion.busy_seconds
-                self.passages[batch.id].turns.append(self._turns)
-                self.ledger.advance(batch.id, BatchState.POOLED)
-                self.pool.put(PoolItem(batch.id, batch.bucket, batch.tokens, self._feature_bytes(batch), now))
-                self.queues["pool"].put(batch.bucket, now)
+                self.stock.was_read(batch, completion.busy_seconds)
+            case Produce(batch=batch):
+                self.stock.was_produced(batch.id, completion.busy_seconds)
             case Train(batch=batch):
-                self._trained(batch, job.worker, completion)
-
-    def _trained(self, batch: PlannedBatch, drafter: int, completion: Completion) -> None:
-        assert self.window is not None
-        passage = self.passages.pop(batch.id)
-        seconds, turns = {**passage.seconds, "drafter": completion.busy_seconds}, [*passage.turns, self._turns]
-        trained = Trained(self._batches.pop(batch.id), drafter, completion.result, seconds, turns)
-        self.window.done.append(trained)
-        self.engine.forget(batch.id)
-        self.listener.trained(trained)
+                assert self.window is not None
+                trained = self.stock.was_trained(batch.id, job.worker, completion)
+                self.window.done.append(trained)
+                self.listener.trained(trained)
 
     def _lost(self, job: Job, fault: str) -> None:
         """A worker is gone: a reader's or a target's batch is done again from the start."""
@@ -333,16 +274,11 @@ class Coordinator:
             raise DrafterLost(f"{who} was lost at step {self.progress.step}: {fault}")
         if self._losses > LOSSES_THAT_STOP:
             raise RunFailed(f"{self._losses} workers lost since the last step, now {who}: {fault}; mend that, then `dflash resume`")
-        batch = job.batch
-        self.engine.forget(batch.id)
-        if batch.id.epoch < 0:
-            assert self.evaluation is not None
-            return self.evaluation.read_again(batch)
-        if isinstance(job, Produce):
-            self.pool.cancel(batch.id)
-        self.passages.pop(batch.id, None)
-        del self._batches[batch.id]
-        self.stream.give_back(batch.id)
+        if job.batch.id.epoch >= 0:
+            return self.stock.was_lost(job)
+        assert self.evaluation is not None
+        self.engine.forget(job.batch.id)
+        self.evaluation.read_again(job.batch)
 
     # ---- who is free, and why
 
@@ -352,7 +288,7 @@ class Coordinator:
         if kind == "prefetch":
             return "blocked" if self.stream.peek() is not None else "starved"
         if kind == "target":
-            return "blocked" if self.ready else "starved"
+            return "blocked" if self.stock.ready else "starved"
         if self.evaluation is not None:
             return "evaluation"
         window = self.window
@@ -360,7 +296,7 @@ class Coordinator:
 
     def _policy_wait(self) -> float | None:
         """Seconds until the first drafter whose policy waits may move on; None if none waits with an end."""
-        state, now = self.policy_state, self.engine.now()
+        state, now = self.stock.policy_state, self.engine.now()
         if state.wait_seconds is None:
             return None
         waits = (since + state.wait_seconds - now for since in state.waiting_since.values())
@@ -368,24 +304,13 @@ class Coordinator:
 
     def _who_waits_for_what(self) -> str:
         waits = [f"{account.name} is {account.state}" for account in self.crew.accounts.values()]
-        for drafter in self.policy_state.waiting_since:
-            bucket = self.policy_state.cursors.get(drafter, 0)
+        for drafter in self.stock.policy_state.waiting_since:
+            bucket = self.stock.policy_state.cursors.get(drafter, 0)
             waits.append(f"drafter-{drafter} waits for an item of length bucket {bucket}")
         return (
             f"deadlock at step {self.progress.step}: pool.policy={self.config.pool.policy}, pool by bucket "
-            f"{self.pool.histogram()} of at most {self.pool.capacity_items} items; " + "; ".join(waits)
+            f"{self.stock.pool.histogram()} of at most {self.stock.pool.capacity_items} items; " + "; ".join(waits)
         )
-
-    def _feature_bytes(self, batch: PlannedBatch) -> int:
-        return batch.tokens * self.feature_bytes_per_token
-
-    def _refuse_items_larger_than_the_pool(self, capacity_bytes: int) -> None:
-        largest = self.stream.largest_batch_tokens() * self.feature_bytes_per_token
-        if largest > capacity_bytes:
-            raise RefusedInput(
-                f"pool.capacity_bytes={capacity_bytes:,} is smaller than the features of the largest batch "
-                f"({largest:,} bytes): raise it, or lower batching.token_budget"
-            )
 
 
 def _plan_place(completion: Completion) -> tuple[int, ...]:

@@ -186,8 +186,8 @@ class RunReporter:
             step=coordinator.progress.step,
             committed_tokens=coordinator.progress.committed_tokens,
             workers=[account.snapshot(now) for account in coordinator.crew.accounts.values()],
-            queues=[queue.snapshot(now) for queue in coordinator.queues.values()],
-            pool_bytes=coordinator.pool.held_bytes,
+            queues=[queue.snapshot(now) for queue in coordinator.stock.queues.values()],
+            pool_bytes=coordinator.stock.pool.held_bytes,
             telemetry_seconds=self.recorder.write_seconds,
         )
 
@@ -195,7 +195,7 @@ class RunReporter:
         """The session is over: a last sample and a last line, so that the shortest run has one of each; and what was under way."""
         now = coordinator.engine.now()
         self.sample(coordinator, now)
-        self.recorder.record("left", batches={str(batch): passage.turns for batch, passage in coordinator.passages.items()})
+        self.recorder.record("left", batches={str(batch): passage.turns for batch, passage in coordinator.stock.passages.items()})
         self.show(format_line(self.line(coordinator, now)))
 
     def line(self, coordinator: Coordinator, now: float) -> ConsoleLine:
@@ -215,9 +215,9 @@ class RunReporter:
             target_batches_per_second=target_rate,
             drafter_batches_per_second=drafter_rate,
             ktok_per_second=token_rate / 1_000,
-            prefetched=len(coordinator.ready),
-            pooled=len(coordinator.pool),
-            pool_histogram=tuple(coordinator.pool.histogram()),
+            prefetched=len(coordinator.stock.ready),
+            pooled=len(coordinator.stock.pool),
+            pool_histogram=tuple(coordinator.stock.pool.histogram()),
             epoch=self.trained_tokens / epoch_tokens,
             eta_seconds=self._eta(coordinator, now - started),
         )

@@ -9,7 +9,7 @@ The pool holds descriptions, not tensors: the features themselves stay with the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -57,9 +57,14 @@ class FeaturePool(Generic[Key]):
         return self._bytes
 
     def has_room(self, feature_bytes: int) -> bool:
-        """Whether an item of so many bytes may be produced now."""
+        """Whether an item of so many bytes may be produced now. Alone it always may: a later epoch's largest batch is not known yet."""
         held = len(self.items) + len(self._reserved)
-        return held < self.capacity_items and self._bytes + feature_bytes <= self.capacity_bytes
+        return not held or (held < self.capacity_items and self._bytes + feature_bytes <= self.capacity_bytes)
+
+    def names(self) -> Iterator[Key]:
+        """Names of all items, ready ones and those being produced."""
+        yield from (item.key for item in self.items)
+        yield from self._reserved
 
     def reserve(self, key: Key, feature_bytes: int) -> None:
         """Keep room for an item about to be produced. The caller has asked `has_room`."""

@@ -122,7 +122,7 @@ class Watcher:
 
     def turned(self, coordinator: Coordinator) -> None:
         """One turn of the loop is over."""
-        self.peak_bytes = max(self.peak_bytes, coordinator.pool.held_bytes)
+        self.peak_bytes = max(self.peak_bytes, coordinator.stock.pool.held_bytes)
 
 
 class _NoCheckpoint:
@@ -253,7 +253,7 @@ def _summary(
         bottleneck="deadlock" if deadlock else busiest(workers),
         workers=workers,
         pool=_pool(coordinator, watcher, now),
-        prefetch=_queue(coordinator.queues["prefetch"].snapshot(now), now),
+        prefetch=_queue(coordinator.stock.queues["prefetch"].snapshot(now), now),
         mix={"vr": vr, "chi": chi},
         padding_efficiency=efficiency,
         hours=now / 3_600,
@@ -294,14 +294,14 @@ def _queue(snapshot: dict[str, Any], now: float) -> dict[str, float]:
 
 
 def _pool(coordinator: Coordinator, watcher: Watcher, now: float) -> dict[str, Any]:
-    snapshot: dict[str, Any] = coordinator.queues["pool"].snapshot(now)
+    snapshot: dict[str, Any] = coordinator.stock.queues["pool"].snapshot(now)
     return {
         **_queue(snapshot, now),
         "by_bucket": [round(each / (now or 1.0), 3) for each in snapshot["depth_seconds"]],
         "boundaries": coordinator.stream.boundaries,
         "peak_bytes": watcher.peak_bytes,
-        "capacity_items": coordinator.pool.capacity_items,
-        "capacity_bytes": coordinator.pool.capacity_bytes,
+        "capacity_items": coordinator.stock.pool.capacity_items,
+        "capacity_bytes": coordinator.stock.pool.capacity_bytes,
     }
 
 

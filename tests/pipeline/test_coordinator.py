@@ -1,9 +1,7 @@
 """The coordinator on the simulated engine: exactly once, work-conserving, bounded, and time that adds up."""
 
-import random
 import time
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,9 +10,9 @@ from hypothesis import strategies as st
 
 from dflash.errors import RefusedInput, RunFailed
 from dflash.model.results import StepResult
-from dflash.pipeline.coordinator import Deadlock, DrafterLost
+from dflash.pipeline.coordinator import Deadlock
 from dflash.pipeline.engines.simulated import CostModel, SimulatedEngine
-from dflash.pipeline.jobs import Completion, Prefetch, Produce, Save, Step, Train
+from dflash.pipeline.jobs import Completion, Step
 from dflash.pool.policies import POLICIES
 from dflash.telemetry.accounts import STATES
 from tests.pipeline.kept_states import Store
@@ -62,7 +60,7 @@ def test_every_sample_is_trained_once_an_epoch(simulate, lengths, policy, strate
     assert dict(seen.trained_samples) == expected
     assert run.progress.step == run.total_steps == len(seen.steps)
     assert run.progress.committed_tokens == 2 * sum(lengths)
-    assert run.pool.held_bytes == 0
+    assert run.stock.pool.held_bytes == 0
 
 
 @pytest.mark.parametrize("policy", sorted(set(POLICIES) - {"round_robin_wait"}))
@@ -98,7 +96,7 @@ def test_a_drafter_never_waits_while_the_pool_holds_an_item_of_its_epoch(simulat
         window = run.window
         waiting = any(True for _ in run.crew.idle("drafter"))
         if window is not None and window.taken < window.size and waiting:
-            assert not [item for item in run.pool.items if item.key.epoch == window.epoch]
+            assert not [item for item in run.stock.pool.items if item.key.epoch == window.epoch]
 
     run.crew.name_idle = check
     run.run()
@@ -136,7 +134,7 @@ def test_worker_seconds_sum_to_wall_time(simulate):
 def test_littles_law_holds_for_the_pool(simulate):
     run, _ = simulate(record_lengths(4_000), *TOPOLOGY, "optim.epochs=1", costs=RECORD_COSTS)
     run.run()
-    queue = run.queues["pool"].snapshot(run.engine.now())
+    queue = run.stock.queues["pool"].snapshot(run.engine.now())
     assert queue["puts"] == queue["gets"] == run.progress.committed_batches
     assert sum(queue["depth_seconds"]) == pytest.approx(queue["residence_seconds"], rel=1e-6)
 
@@ -154,9 +152,9 @@ def test_prefetch_and_pool_stay_within_their_bounds(simulate):
     wait = run.engine.wait
 
     def checked_wait(patience):
-        assert len(run.ready) + run.crew.busy("prefetch") <= 3
-        assert run.pool.held_bytes <= 900_000
-        assert len(run.pool) + run.crew.busy("target") <= 4
+        assert len(run.stock.ready) + run.crew.busy("prefetch") <= 3
+        assert run.stock.pool.held_bytes <= 900_000
+        assert len(run.stock.pool) + run.crew.busy("target") <= 4
         return wait(patience)
 
     run.engine.wait = checked_wait
@@ -279,7 +277,7 @@ def engine_pipeline(engine):
 def test_three_steps_in_a_row_that_are_not_finite_stop_the_run_with_a_checkpoint(simulate):
     store = Store()
     run, seen = simulate([100] * 200, "batching.token_budget=1000", "optim.accumulate=2", checkpointer=store)
-    run.engine = run.crew.engine = FailingSteps(run.engine, first=4)
+    run.engine = run.crew.engine = run.stock.engine = FailingSteps(run.engine, first=4)
     with pytest.raises(RunFailed, match=r"step 6: loss or gradient not finite 3 times in a row"):
         run.run()
     assert [report.result.skipped for report in seen.steps] == [False] * 3 + [True] * 3
@@ -308,44 +306,3 @@ def test_the_simulator_is_fast_enough_to_be_asked_often(simulate):
     run.run()
     assert time.process_time() - started < 30  # a guard against a quadratic loop, not a benchmark
     assert len(seen.batches) == run.progress.committed_batches
-
-
-class LosingWorkers(SimulatedEngine):
-    """An engine whose workers die now and then; `lose(job)` says whether this job is lost with its worker."""
-
-    def __init__(self, engine, lose):
-        super().__init__(engine_pipeline(engine), engine.costs)
-        self.lose = lose
-
-    def wait(self, patience_seconds):
-        return [
-            replace(completion, result=None, fault="killed") if self.lose(completion.job) else completion
-            for completion in super().wait(patience_seconds)
-        ]
-
-
-@pytest.mark.parametrize("kind", [Prefetch, Produce])
-def test_a_lost_reader_or_target_costs_its_batch_once_more_and_nothing_else(simulate, kind):
-    draws = random.Random(1)
-    run, seen = simulate(record_lengths(2_000), *TOPOLOGY, "optim.epochs=2", "batching.token_budget=16384", costs=RECORD_COSTS)
-    run.engine = run.crew.engine = LosingWorkers(run.engine, lambda job: isinstance(job, kind) and draws.random() < 0.1)
-    assert run.run() == "finished"
-    assert len(seen.losses) > 10
-    assert set(seen.trained_samples.values()) == {1}
-    assert len(seen.trained_samples) == 2 * 2_000
-    assert run.pool.held_bytes == 0
-
-
-def test_a_target_that_dies_every_time_stops_the_run_by_name(simulate):
-    run, _ = simulate(record_lengths(500), costs=RECORD_COSTS)
-    run.engine = run.crew.engine = LosingWorkers(run.engine, lambda job: isinstance(job, Produce))
-    with pytest.raises(RunFailed, match=r"11 workers lost since the last step, now target-0: killed"):
-        run.run()
-
-
-@pytest.mark.parametrize("kind", [Train, Step, Save])
-def test_a_lost_drafter_ends_the_session_for_a_return_to_the_checkpoint(simulate, kind):
-    run, _ = simulate([100] * 200, "batching.token_budget=1000", "optim.accumulate=2", checkpointer=Store())
-    run.engine = run.crew.engine = LosingWorkers(run.engine, lambda job: isinstance(job, kind))
-    with pytest.raises(DrafterLost, match="drafter-0"):
-        run.run()

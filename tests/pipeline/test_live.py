@@ -68,7 +68,7 @@ def test_every_sample_once_an_epoch_whatever_is_changed_live(simulate, changes):
     assert dict(seen.trained_samples) == {(epoch, sample): 1 for epoch in range(2) for sample in range(len(LENGTHS))}
     assert [report.step for report in seen.steps] == list(range(1, run.progress.step + 1))
     assert run.total_steps == run.progress.step
-    assert run.pool.held_bytes == 0
+    assert run.stock.pool.held_bytes == 0
 
 
 @pytest.mark.parametrize("turn", [3, 50, 117, 201])
@@ -236,7 +236,7 @@ def test_a_burst_is_obeyed_in_order(live_run):
     assert state == "finished"
     assert [change["new"] for change in changes] == values[: len(changes)]
     assert len(changes) >= 200
-    assert coordinator.pool.capacity_items == changes[-1]["new"]
+    assert coordinator.stock.pool.capacity_items == changes[-1]["new"]
 
 
 def test_commands_to_a_run_that_is_not_running_are_refused(tmp_path):

@@ -52,7 +52,7 @@ class Witness(Watcher):
 
     def turned(self, coordinator):
         super().turned(coordinator)
-        self.most_items = max(self.most_items, len(coordinator.pool) + coordinator.crew.busy("target"))
+        self.most_items = max(self.most_items, len(coordinator.stock.pool) + coordinator.crew.busy("target"))
         self.turns += 1
         for key, value in self.change_at.pop(self.turns, {}).items():
             section, _, name = key.partition(".")
