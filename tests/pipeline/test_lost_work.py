@@ -168,8 +168,10 @@ def test_what_the_drafters_wait_for_takes_the_place_of_the_next_epoch(simulate):
     assert {batch.epoch for batch in evicted} == {1}
 
 
-def test_a_pool_made_smaller_under_a_lost_batch_still_has_room_for_it(simulate):
-    run, seen = simulate([90] * 8, *SMALL, "pipeline.targets=3", "pool.capacity_items=4")
+@pytest.mark.parametrize("prefetch", [2, 8])
+def test_a_pool_made_smaller_under_a_lost_batch_still_has_room_for_it(simulate, prefetch):
+    """With two places for what was read, both are taken by the next epoch's batches when the loss is told."""
+    run, seen = simulate([90] * 8, *SMALL, "pipeline.targets=3", "pool.capacity_items=3", f"pipeline.prefetch={prefetch}")
     run.engine = run.crew.engine = run.stock.engine = DoomedEngine(run.config, {6}, 30.0)
     turned, smaller = seen.turned, run.config.model_copy(update={"pool": run.config.pool.model_copy(update={"capacity_items": 1})})
     seen.turned = lambda coordinator: coordinator.change(smaller) if coordinator.stock.turn == 25 else turned(coordinator)
