@@ -52,6 +52,13 @@ class TargetConfig(Section):
         False, description="run code that lies in the target's folder, for families not in transformers"
     )
     feature_dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="how features are kept in the pool")
+    features: Literal["live", "cached"] = Field(
+        "live", description="cached: computed once, written to target.cache and read from there"
+    )
+    cache: str | None = Field(None, description="folder of the cached features; empty: data.path with -features behind it")
+    cache_dtype: Literal["bfloat16", "float8_e4m3"] = Field(
+        "bfloat16", description="how features are kept in the cache; float8_e4m3 takes half the disk and rounds to 3 bits"
+    )
 
     @property
     def feature_number_bytes(self) -> int:

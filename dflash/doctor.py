@@ -24,6 +24,7 @@ from dflash.config import RunConfig
 from dflash.data.dataset import TokenDataset
 from dflash.errors import DFlashError, RefusedInput
 from dflash.machine import Gpu, find_gpus, memory_limit_bytes
+from dflash.model.cache_facts import ROOM, CacheFacts, cache_facts
 from dflash.model.facts import TargetFacts, target_facts
 from dflash.model.families import attention_note, choose_attention
 from dflash.model.footprint import (
@@ -157,6 +158,10 @@ def examine(config: RunConfig, *, runs: Path = Path("runs"), checkpoints: Path |
     if facts is not None and shape is not None:
         _examine_bytes(found, config, facts, shape, dataset, gpus if on_gpu else [])
         _examine_disk(found, config, shape, runs, checkpoints)
+        if dataset is not None and config.target.features == "cached":
+            with found.collecting():
+                cache = cache_facts(config, dataset, facts, shape.target_layer_ids, on_gpu=on_gpu)
+                _examine_cache(found, cache)
     return found
 
 
@@ -335,6 +340,14 @@ def _examine_disk(found: Examination, config: RunConfig, shape: DrafterShape, ru
     needs, free = kept * written, shutil.disk_usage(folder).free + held
     note = f"{kept} checkpoints of {_size(written)}"
     _hold_against(found, "disk for checkpoints", needs, 0, free, "make room, or lower checkpoint.keep", note=note)
+
+
+def _examine_cache(found: Examination, cache: CacheFacts) -> None:
+    is_there = cache.refuse_another()
+    missing = cache.missing_bytes()
+    note = f"{_size(cache.size_bytes)} as {cache.dtype} in {cache.folder}"
+    note += f", {_size(cache.size_bytes - missing)} of it there" if is_there else ""
+    _hold_against(found, "disk for cached features", missing, 0, cache.free_bytes(), ROOM, note=note)
 
 
 def _hold_against(found: Examination, what: str, certain: int, more: int, has: int, remedy: str, note: str = "") -> None:

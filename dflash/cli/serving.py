@@ -1,4 +1,4 @@
-"""Subcommands for what comes before and after a run: `doctor`, `export`, `eval`, `generate`."""
+"""Subcommands for what comes before and after a run: `doctor`, `cache`, `export`, `eval`, `generate`."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda")]
 def register(app: typer.Typer) -> None:
     """Add the subcommands to the `dflash` command."""
     app.command("doctor")(doctor)
+    app.command("cache")(cache)
     app.command("export")(export)
     app.command("eval")(evaluate)
     app.command("generate")(generate)
@@ -54,6 +55,18 @@ def doctor(
         for warning in examination.warnings:
             print(f"warning: {warning}")
     examination.refuse_faults()
+
+
+def cache(
+    config: Annotated[Path, typer.Argument(help="a run's YAML file")],
+    sets: Sets = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compute the target's features of a run's data once, for `target.features: cached`. Resumable."""
+    from dflash.config import load_config
+    from dflash.pipeline.filling import fill_cache
+
+    print_result(fill_cache(load_config(config, sets or []), progress=True, show=_warn), as_json)
 
 
 def export(

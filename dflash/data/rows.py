@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 
 @dataclass(frozen=True)
@@ -31,3 +31,11 @@ class TokenRows:
     def lengths(self) -> NDArray[np.int64]:
         """Tokens of each row, int64 [rows]."""
         return np.diff(self.offsets)
+
+    def take(self, which: ArrayLike) -> TokenRows:
+        """Some of the rows, by their place (int [rows taken]), in this order."""
+        places = np.asarray(which, dtype=np.int64).reshape(-1)
+        spans = [np.arange(self.offsets[place], self.offsets[place + 1]) for place in places]
+        flat = np.concatenate([np.zeros(0, np.int64), *spans])
+        offsets = np.concatenate([[0], np.cumsum(self.lengths[places])]).astype(np.int64)
+        return TokenRows(self.sample_ids[places], self.tokens[flat], self.loss_mask[flat], offsets)

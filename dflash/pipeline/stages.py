@@ -19,7 +19,9 @@ from dflash.config import RunConfig
 from dflash.data.dataset import TokenDataset
 from dflash.data.rows import TokenRows
 from dflash.errors import RefusedInput, RunFailed
+from dflash.model.cache_facts import CacheFacts
 from dflash.model.facts import target_facts
+from dflash.model.feature_cache import CachedTarget, FeatureCache
 from dflash.model.first_weights import take_first_weights
 from dflash.model.results import BatchResult, StepResult
 from dflash.model.shape import DrafterShape
@@ -75,30 +77,45 @@ class Stages(Protocol):
 
 @dataclass(frozen=True)
 class RealStages:
-    """The stages of a training run; `resume_from` is a checkpoint's folder, or None for a new drafter, which may have a warm start."""
+    """The stages of a training run.
+
+    Attributes:
+        resume_from: a checkpoint's folder, or None for a new drafter.
+        warm_start: what a new drafter takes from another.
+        cache: where features are kept and read from; None: computed every time.
+    """
 
     config: RunConfig
     resume_from: Path | None = None
     warm_start: WarmStart | None = None
+    cache: CacheFacts | None = None
 
     def reader(self) -> Reader:
         """A prefetch worker on the run's data set."""
         return DatasetReader(TokenDataset.open(Path(self.config.data.path)))
 
     def target(self, number: int) -> Target:
-        """The frozen target on this process's device."""
+        """The frozen target on this process's device, or what reads its features from the cache."""
         use_threads(self.config)
-        target = self.config.target
-        return FrozenTarget.load(
-            target.path,
-            layer_ids=DrafterShape.resolve(self.config.drafter, target_facts(target.path)).target_layer_ids,
-            device=pick_device(self.config.pipeline.device),
-            dtype=target.dtype,
-            attention=target.attention,
-            dequantise=target.dequantise,
-            trust_remote_code=target.trust_remote_code,
-            feature_dtype=target.feature_dtype,
-        )
+        settings, device = self.config.target, pick_device(self.config.pipeline.device)
+
+        def load() -> FrozenTarget:
+            return FrozenTarget.load(
+                settings.path,
+                layer_ids=DrafterShape.resolve(self.config.drafter, target_facts(settings.path)).target_layer_ids,
+                device=device,
+                dtype=settings.dtype,
+                attention=settings.attention,
+                dequantise=settings.dequantise,
+                trust_remote_code=settings.trust_remote_code,
+                feature_dtype=settings.feature_dtype,
+            )
+
+        if self.cache is None:
+            return load()
+        lengths = TokenDataset.open(Path(self.config.data.path)).lengths
+        dtype: torch.dtype = getattr(torch, settings.feature_dtype)
+        return CachedTarget(FeatureCache(self.cache, lengths), load, dtype=dtype, device=device)
 
     def drafter(self, rank: int, replicas: int, meeting: Path | None) -> Drafter:
         """A drafter with its optimiser, in a group of `replicas`."""

@@ -18,9 +18,11 @@ import numpy as np
 from dflash.config import RunConfig
 from dflash.data.dataset import TokenDataset
 from dflash.doctor import examine
+from dflash.model.cache_facts import CacheFacts
 from dflash.model.facts import target_facts
 from dflash.model.shape import DrafterShape
 from dflash.model.warm_start import WarmStart
+from dflash.pipeline.cached_features import cache_line, describe_cache, prepare_cache
 from dflash.pipeline.checkpoints import Checkpoint, CheckpointStore, newest_step
 from dflash.pipeline.coordinator import Coordinator, DrafterLost
 from dflash.pipeline.engines import make_engine
@@ -137,10 +139,11 @@ def _train_on(hold: Hold, recorder: Recorder, show: Callable[[str], None]) -> Ou
     shape = check_fits(config, dataset)
     store = CheckpointStore(run.checkpoints, config.checkpoint.keep, belongs_to(config, dataset, shape), show)
     checkpoint = store.newest()
+    cache = _feature_cache(config, dataset, shape, recorder, show)
     warm_start = None if checkpoint else _warm_start(run, config, shape, recorder, show)
     pipeline = config.pipeline
     show(f"{run.path}: starting {pipeline.targets} targets and {pipeline.drafters} drafters on the {pipeline.engine} engine")
-    with make_engine(config, RealStages(config, checkpoint.folder if checkpoint else None, warm_start), run.path) as engine:
+    with make_engine(config, RealStages(config, checkpoint.folder if checkpoint else None, warm_start, cache), run.path) as engine:
         coordinator, reporter = _assemble(hold, config, dataset, shape, checkpoint, store, engine, recorder, show)
         first, total = coordinator.progress.step, coordinator.total_steps
         recorder.record(
@@ -159,6 +162,8 @@ def _train_on(hold: Hold, recorder: Recorder, show: Callable[[str], None]) -> Ou
         with SystemSampler(run.events, config.telemetry.sample_every), _stop_on_signal(coordinator, show):
             state = coordinator.run()
         reporter.close(coordinator)
+        if cache is not None:
+            _keep_cache_state(run, cache, dataset, recorder, show)
         return Outcome(
             run=str(hold.run.path),
             state=state,
@@ -183,6 +188,28 @@ def _warm_start(
         recorder.record("warm_started", **plan.as_dict())
         write_json(run.path / "manifest.json", {**run.manifest(), "warm_start": plan.as_dict()})
     return plan
+
+
+def _feature_cache(
+    config: RunConfig, dataset: TokenDataset, shape: DrafterShape, recorder: Recorder, show: Callable[[str], None]
+) -> CacheFacts | None:
+    """The cache the run reads its features from, with the disk it will take told; None when they are live."""
+    facts = prepare_cache(config, dataset, shape)
+    if facts is not None:
+        told = describe_cache(facts, dataset)
+        show(cache_line(told))
+        recorder.record("feature_cache", **told)
+    return facts
+
+
+def _keep_cache_state(
+    run: RunFolder, facts: CacheFacts, dataset: TokenDataset, recorder: Recorder, show: Callable[[str], None]
+) -> None:
+    """How far the cache was filled when the session ended, and what keeping cost in accuracy."""
+    told = describe_cache(facts, dataset)
+    show(cache_line(told))
+    recorder.record("feature_cache", **told)
+    write_json(run.path / "manifest.json", {**run.manifest(), "feature_cache": told})
 
 
 def _assemble(

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from dflash.data.rows import TokenRows
 from dflash.model.anchors import EVALUATION, Anchors, draw_anchors, noise_seed
-from tests.model.tiny import random_rows, take_rows
+from tests.model.tiny import random_rows
 
 
 def rows_of(masks: list[list[bool]]) -> TokenRows:
@@ -32,7 +32,7 @@ def test_a_conversation_draws_the_same_anchors_in_any_batch():
     rows = random_rows([50, 80, 30, 90])
     together = draw_anchors(rows, budget=6, seed=3, epoch=2)
     for row in range(4):
-        alone = draw_anchors(take_rows(rows, [row]), budget=6, seed=3, epoch=2)
+        alone = draw_anchors(rows.take([row]), budget=6, seed=3, epoch=2)
         assert alone.position.tolist() == together.position[together.row == row].tolist()
 
 

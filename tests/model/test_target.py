@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from dflash.errors import RefusedInput
 from dflash.model.target import FrozenTarget
-from tests.model.tiny import FAMILIES, VOCABULARY, random_rows, save_target, take_rows
+from tests.model.tiny import FAMILIES, VOCABULARY, random_rows, save_target
 
 LENGTHS = [40, 13, 1, 27, 13, 64]
 
@@ -69,7 +69,7 @@ def test_rows_may_come_in_any_order(target_folder):
     target = FrozenTarget.load(target_folder("qwen3_5_text"), layer_ids=[3], feature_dtype="float32")
     rows = random_rows(LENGTHS)
     order = [4, 0, 5, 2, 1, 3]
-    turned = target.features(take_rows(rows, order), packed=True)
+    turned = target.features(rows.take(order), packed=True)
     straight = target.features(rows, packed=False)
     spans = torch.cat([torch.arange(rows.offsets[row], rows.offsets[row + 1]) for row in order])
     torch.testing.assert_close(turned, straight[spans], rtol=1e-4, atol=2e-5)

@@ -15,7 +15,7 @@ from dflash.model.results import merged
 from dflash.model.target import FrozenTarget
 from dflash.model.trainer import DrafterTrainer
 from tests.model.oracle import plain_outcome
-from tests.model.tiny import random_rows, take_rows, tiny_config
+from tests.model.tiny import random_rows, tiny_config
 
 LENGTHS = [40, 9, 64, 27, 2, 33]
 
@@ -76,7 +76,7 @@ def test_padded_and_packed_batches_give_the_loss_and_gradients_of_one_conversati
         trainer._window.zero_()
     singles = []
     for row in range(len(rows)):
-        alone = take_rows(rows, [row])
+        alone = rows.take([row])
         singles.append(trainer.accumulate(alone, target.features(alone, packed=False), epoch=0, with_metrics=True))
     outcomes.append((merged(singles), gradients(trainer)))
     one = outcomes.pop()
@@ -233,7 +233,7 @@ def test_noise_depends_on_seed_epoch_and_sample_only_and_has_the_stated_size(con
     assert first != exact
     assert first != other
     order = [3, 0, 5, 1, 4, 2]
-    turned = take_rows(rows, order)
+    turned = rows.take(order)
     spans = np.concatenate([np.arange(rows.offsets[row], rows.offsets[row + 1]) for row in order])
     assert noisy.accumulate(turned, features[torch.from_numpy(spans)], epoch=0).loss_sum == pytest.approx(first, rel=1e-6)
     assert noisy.evaluate(rows, features).loss_sum == plain.evaluate(rows, features).loss_sum

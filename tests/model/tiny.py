@@ -69,18 +69,6 @@ def random_rows(lengths: list[int], seed: int = 0, supervised: float = 0.8, voca
     )
 
 
-def take_rows(rows: TokenRows, which: list[int]) -> TokenRows:
-    """The same rows, chosen and in another order."""
-    spans = [np.arange(rows.offsets[row], rows.offsets[row + 1]) for row in which]
-    flat = np.concatenate(spans)
-    return TokenRows(
-        rows.sample_ids[which],
-        rows.tokens[flat],
-        rows.loss_mask[flat],
-        np.concatenate([[0], np.cumsum([len(span) for span in spans])]).astype(np.int64),
-    )
-
-
 def tiny_config(target: Path, drafter: dict[str, Any] | None = None, **sections: dict[str, Any]) -> RunConfig:
     """A run's config around a tiny target: 2 layers, blocks of 5, at most 6 anchors a conversation."""
     sizes = {"layers": 2, "block_size": 5, "anchors": 6, "mask_token_id": VOCABULARY - 1, "target_layer_ids": [0, 2]}
