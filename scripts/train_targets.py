@@ -47,20 +47,33 @@ HELD_OUT_CHATS = 200
 TOKENIZER_CHATS, TOKENIZER_CHARACTERS = 12_000, 4_000
 """The BPE is trained on so many chats and so much of each message."""
 
-PLAIN_TEMPLATE = (
-    "{%- for message in messages %}"
-    "{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
-    "{%- endfor %}"
-    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+# Tools and calls as the Qwen3 family writes them; a chat without them is plain ChatML.
+_TOOLS = (
+    "{%- set first = messages[0] %}{%- if tools %}{{- '<|im_start|>system\\n' }}"
+    "{%- if first['role'] == 'system' %}{{- first['content'] + '\\n\\n' }}{%- endif %}"
+    "{{- '# Tools\\n\\nYou may call one or more functions. Their signatures are within <tools></tools>:\\n<tools>' }}"
+    "{%- for tool in tools %}{{- '\\n' + (tool | tojson) }}{%- endfor %}"
+    "{{- '\\n</tools>\\n\\nA call is a JSON object with name and arguments within <tool_call></tool_call>.<|im_end|>\\n' }}{%- endif %}"
 )
+_SAID = (
+    "{%- set said = namespace(text=message['content'] or '') %}"
+    "{%- if message['reasoning_content'] %}"
+    "{%- set said.text = '<think>\\n' + message['reasoning_content'] + '\\n</think>\\n\\n' + said.text %}{%- endif %}"
+    "{%- for call in message['tool_calls'] or [] %}"
+    "{%- set said.text = said.text + ('\\n' if said.text else '') + '<tool_call>\\n{\"name\": \"' + call['function']['name'] "
+    "+ '\", \"arguments\": ' + (call['function']['arguments'] | tojson) + '}\\n</tool_call>' %}{%- endfor %}"
+)
+_EACH = "{%- for message in messages %}{%- if not (tools and loop.first and message['role'] == 'system') %}" + _SAID
+_ASK = "{%- endif %}{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+PLAIN_TEMPLATE = _TOOLS + _EACH + "{{- '<|im_start|>' + message['role'] + '\\n' + said.text + '<|im_end|>\\n' }}" + _ASK
 MARKED_TEMPLATE = (
-    "{%- for message in messages %}"
-    "{{- '<|im_start|>' + message['role'] + '\\n' }}"
-    "{%- if message['role'] == 'assistant' %}"
-    "{% generation %}{{- message['content'] + '<|im_end|>' }}{% endgeneration %}{{- '\\n' }}"
-    "{%- else %}{{- message['content'] + '<|im_end|>\\n' }}{%- endif %}"
-    "{%- endfor %}"
-    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+    _TOOLS
+    + _EACH
+    + "{{- '<|im_start|>' + message['role'] + '\\n' }}"
+    + "{%- if message['role'] == 'assistant' %}"
+    + "{% generation %}{{- said.text + '<|im_end|>' }}{% endgeneration %}{{- '\\n' }}"
+    + "{%- else %}{{- said.text + '<|im_end|>\\n' }}{%- endif %}"
+    + _ASK
 )
 TEMPLATES = {"qwen3-tiny": PLAIN_TEMPLATE, "qwen3_5-tiny": MARKED_TEMPLATE}
 

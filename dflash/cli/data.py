@@ -7,9 +7,11 @@ from typing import Annotated, Any, cast, get_args
 
 import typer
 
-from dflash.cli.output import AsJson, print_result
+from dflash.cli.output import AsJson, print_result, print_table
 from dflash.config import BatchingConfig, Order, Strategy, build_config
 from dflash.errors import RefusedInput
+
+_ODD = "join (drop what can't be joined), drop-turn, drop-row"
 
 
 def register(app: typer.Typer) -> None:
@@ -32,18 +34,26 @@ def sample_data(
 
 
 def prepare(
-    inputs: Annotated[list[Path], typer.Argument(help="files or folders of .jsonl[.gz|.zst], .parquet, or save_to_disk folders")],
+    inputs: Annotated[
+        list[Path], typer.Argument(help="files or folders of .jsonl or .json [.gz|.zst], .parquet, or save_to_disk folders")
+    ],
     tokenizer: Annotated[str, typer.Option(help="folder of a tokenizer, or a shipped target's name")],
     out: Annotated[Path, typer.Option(help="folder to write")],
     loss_on: Annotated[str, typer.Option(help="assistant turns that are supervised: all, last")] = "all",
     max_length: Annotated[int, typer.Option(help="tokens a row, at most")] = 8192,
     over_long: Annotated[str, typer.Option(help="a longer row is: cut, reject")] = "cut",
+    odd_turns: Annotated[
+        str, typer.Option(help="two turns of one role in a row, turns before the first question or behind the last answer: " + _ODD)
+    ] = "join",
+    parts: Annotated[str, typer.Option(help="images and other parts that are not text: drop-row, drop-part")] = "drop-row",
+    reasoning: Annotated[str, typer.Option(help="the assistant's thinking is supervised or only read: loss, context")] = "loss",
     chat_template: Annotated[Path | None, typer.Option(help="Jinja file used instead of the tokenizer's template")] = None,
     workers: Annotated[int, typer.Option(help="processes; 0: one a core")] = 0,
     overwrite: Annotated[bool, typer.Option(help="replace a data set made from other inputs or options")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Turn text into a token data set: chat template, loss mask, Parquet shards. Resumable."""
+    from dflash.data import losses
     from dflash.data.options import PrepareOptions
     from dflash.data.prepare import prepare as prepare_dataset
 
@@ -52,11 +62,23 @@ def prepare(
         loss_on=cast(Any, loss_on),
         max_length=max_length,
         over_long=cast(Any, over_long),
+        odd_turns=cast(Any, odd_turns),
+        parts=cast(Any, parts),
+        reasoning=cast(Any, reasoning),
         chat_template=template,
         workers=workers,
         overwrite=overwrite,
     )
-    print_result(prepare_dataset(inputs, tokenizer, out, options=options, progress=True), as_json)
+    report = prepare_dataset(inputs, tokenizer, out, options=options, progress=True)
+    if as_json:
+        print_result(report, as_json)
+        return
+    print_result({name: value for name, value in report.as_dict().items() if name not in ("reasons", "losses")}, as_json)
+    print_table(
+        f"Dropped rows, kept rows that were changed, dropped turns and tokens ({out / 'rejected.jsonl'} lists the rows)",
+        ("why", "rows", "changed", "turns", "tokens", "to keep them"),
+        losses.table(report.losses),
+    )
 
 
 def plan(

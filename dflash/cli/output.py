@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,6 +27,19 @@ def print_result(result: Any, as_json: bool) -> None:
     table = Table(show_header=False, box=None)
     for name, value in fields.items():
         table.add_row(name, _shown(value))
+    Console().print(table)
+
+
+def print_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print rows below their heads, numbers to the right; nothing when there are none."""
+    listed = list(rows)
+    if not listed:
+        return
+    table = Table(title=title, title_justify="left", box=None)
+    for head, value in zip(heads, listed[0], strict=True):
+        table.add_column(head, justify="right" if isinstance(value, int) else "left", overflow="fold")
+    for row in listed:
+        table.add_row(*map(_shown, row))
     Console().print(table)
 
 

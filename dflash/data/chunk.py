@@ -7,7 +7,6 @@ writes the same bytes.
 from __future__ import annotations
 
 import zlib
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +18,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from dflash.data.conversation import RowRejected, parse_row
 from dflash.data.decode import rows_of
 from dflash.data.encode import EncodedRow, RowEncoder
 from dflash.data.files import write_whole
+from dflash.data.losses import RowRejected
 from dflash.data.manifest import SHARDS_NAME, Counts, ShardFacts, content_digest
 from dflash.data.readers import Segment
+from dflash.data.tally import Tally
 
 SHARD_SCHEMA = pa.schema(
     [
@@ -97,19 +97,21 @@ def do_chunk(chunk: Chunk, encoder: RowEncoder, place: Workplace) -> ChunkResult
     """
     kept: list[_Kept] = []
     rejected: list[bytes] = []
-    reasons: Counter[str] = Counter()
+    tally = Tally(encoder)
     for segment in chunk.segments:
         for line, raw in rows_of(segment):
             try:
                 if isinstance(raw, RowRejected):
                     raise raw
-                kept.append(_Kept(encoder.encode(parse_row(raw)), segment.file, line))
+                row = encoder.parse(raw)
+                kept.append(_Kept(encoder.encode(row), segment.file, line))
+                tally.kept(row, kept[-1].row)
             except RowRejected as reason:
-                reasons[reason.kind] += 1
+                tally.rejected(raw, reason.kind)
                 rejected.append(orjson.dumps({"file": segment.file, "line": line, "reason": _printable(str(reason))}))
     shard = _write_shard(chunk.number, kept, place) if kept else None
     write_whole(place.rejected(chunk.number), b"".join(line + b"\n" for line in rejected), scratch=place.scratch, synced=False)
-    result = ChunkResult(checksum=chunk.checksum, counts=_counts([item.row for item in kept], reasons), shard=shard)
+    result = ChunkResult(checksum=chunk.checksum, counts=tally.counts(), shard=shard)
     write_whole(place.result(chunk.number), result.model_dump_json().encode(), scratch=place.scratch, synced=False)
     return result
 
@@ -142,19 +144,6 @@ def _write_shard(number: int, kept: Sequence[_Kept], place: Workplace) -> ShardF
     write_whole(path, memoryview(data), scratch=place.scratch)
     return ShardFacts(
         name=path.name, rows=len(kept), tokens=len(tokens), size_bytes=data.size, digest=content_digest(tokens, masks, offsets)
-    )
-
-
-def _counts(kept: Sequence[EncodedRow], reasons: Counter[str]) -> Counts:
-    return Counts(
-        rows_read=len(kept) + reasons.total(),
-        kept=len(kept),
-        rejected=reasons.total(),
-        truncated=sum(row.cut for row in kept),
-        tokens=sum(len(row.tokens) for row in kept),
-        loss_tokens=sum(int(row.loss_mask.sum()) for row in kept),
-        max_token_id=max((int(row.tokens.max()) for row in kept), default=-1),
-        reasons=dict(sorted(reasons.items())),
     )
 
 

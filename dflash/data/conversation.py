@@ -8,18 +8,21 @@ The shape is recognised by the keys a row has (a key whose value is null counts 
     instruction (+ input) + output                     -> Conversation of one turn, the input two newlines below the instruction
     text                                               -> Document
 
-Order of roles: at most one system message, first; then user, then assistant and user in turn; tool messages follow an assistant and
-are followed by one. A dataset that breaks this was joined wrongly, and templates differ in what they make of it, so the row is
-rejected rather than guessed at.
+A list of messages may be JSON text, as Parquet files have it, and a row may be such a list itself. `tools` go with any conversation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-Message = dict[str, str]
+from dflash.data.losses import Change, RowRejected
+from dflash.data.messages import named, read_messages, read_tools, text_of
+from dflash.data.options import OddTurns, Parts
+from dflash.data.turn_order import Message, in_order
+
+__all__ = ["SHAPE_KEYS", "Conversation", "Document", "Message", "Pretokenised", "Row", "RowRejected", "parse_row"]
 
 SHAPE_KEYS: Final = (
     "input_ids",
@@ -37,43 +40,14 @@ SHAPE_KEYS: Final = (
     "tools",
 )
 
-_ROLES: Final = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "human": "user",
-    "prompter": "user",
-    "assistant": "assistant",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "bot": "assistant",
-    "model": "assistant",
-    "tool": "tool",
-    "function": "tool",
-    "observation": "tool",
-}
-_MAY_FOLLOW: Final[dict[str, set[str | None]]] = {
-    "system": {None},
-    "user": {None, "system", "assistant"},
-    "assistant": {"user", "tool"},
-    "tool": {"assistant", "tool"},
-}
-_REASONING_KEYS: Final = ("reasoning_content", "thinking", "reasoning")
-
-
-class RowRejected(Exception):
-    """A row that can't be used. `kind` is what is counted; the detail says where in the row."""
-
-    def __init__(self, kind: str, detail: str = "") -> None:
-        super().__init__(f"{kind}: {detail}" if detail else kind)
-        self.kind = kind
-
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages in order; each has role (system, user, assistant, tool), content, and perhaps reasoning_content."""
+    """Messages in order (see `Message`), the tools offered in it, and what was done to the row to keep it."""
 
     messages: list[Message]
+    tools: list[dict[str, Any]] | None = None
+    changes: list[Change] = field(default_factory=list, compare=False)
 
 
 @dataclass(frozen=True)
@@ -94,35 +68,52 @@ class Pretokenised:
 Row = Conversation | Document | Pretokenised
 
 
-def parse_row(raw: object) -> Row:
-    """Recognise a row's shape and check its text and roles.
+def parse_row(raw: object, *, odd_turns: OddTurns = "join", parts: Parts = "drop-row") -> Row:
+    """Recognise a row's shape, check its text, and bring its turns into an order that templates take.
 
     Raises:
         RowRejected: the shape is unknown, or the row can't be used.
     """
+    if isinstance(raw, list) and raw and isinstance(raw[0], Mapping) and ("role" in raw[0] or "from" in raw[0]):
+        raw = {"messages": raw}
     if not isinstance(raw, Mapping):
-        raise RowRejected("not an object", f"the row is {_named(raw)}")
+        raise RowRejected("not an object", f"the row is {named(raw)}")
     row = {key: value for key, value in raw.items() if value is not None}
     if "input_ids" in row:
         return Pretokenised(row["input_ids"], row.get("loss_mask"))
-    if row.get("tools"):
-        raise RowRejected("tool calls", "rows with a list of tools are not supported")
-    for key in ("messages", "conversations"):
-        if key in row:
-            return Conversation(_checked(_led(row, _messages(row[key], key))))
-    if "prompt" in row and ("response" in row or "completion" in row):
-        answer = "response" if "response" in row else "completion"
-        return Conversation(_checked(_led(row, _side(row, "prompt", "user") + _side(row, answer, "assistant"))))
-    if "instruction" in row and "output" in row:
-        asked = [_text(row[key], key) for key in ("instruction", "input") if key in row]
-        question = {"role": "user", "content": "\n\n".join(text for text in asked if text.strip())}
-        return Conversation(_checked(_led(row, [question, {"role": "assistant", "content": _text(row["output"], "output")}])))
+    changes: list[Change] = []
+    messages = _spoken(row, parts, changes)
+    if messages is not None:
+        messages, mended = in_order(_led(row, messages), odd_turns)
+        return Conversation(messages, read_tools(row.get("tools")), changes + mended)
     if "text" in row:
-        text = _text(row["text"], "text")
+        text = text_of(row["text"], "text")
         if not text.strip():
             raise RowRejected("empty text", "text is empty")
         return Document(text)
     raise _unknown_shape(raw)
+
+
+def _spoken(row: Mapping[str, Any], parts: Parts, changes: list[Change]) -> list[Message] | None:
+    """The messages of a row that is a conversation."""
+
+    def side(key: str, role: str) -> list[Message]:
+        """`prompt` or its answer: one text, or a list of messages."""
+        value = row[key]
+        if isinstance(value, str):
+            return [{"role": role, "content": text_of(value, key)}]
+        return read_messages(value, key, parts, changes)
+
+    for key in ("messages", "conversations"):
+        if key in row:
+            return read_messages(row[key], key, parts, changes)
+    if "prompt" in row and ("response" in row or "completion" in row):
+        return side("prompt", "user") + side("response" if "response" in row else "completion", "assistant")
+    if "instruction" in row and "output" in row:
+        asked = [text_of(row[key], key) for key in ("instruction", "input") if key in row]
+        question = {"role": "user", "content": "\n\n".join(text for text in asked if text.strip())}
+        return [question, {"role": "assistant", "content": text_of(row["output"], "output")}]
+    return None
 
 
 def _unknown_shape(raw: Mapping[Any, Any]) -> RowRejected:
@@ -137,100 +128,7 @@ def _unknown_shape(raw: Mapping[Any, Any]) -> RowRejected:
 
 def _led(row: Mapping[str, Any], messages: list[Message]) -> list[Message]:
     """The messages led by the row's `system` text, when it has some and the messages have none of their own."""
-    text = _text(row.get("system", ""), "system")
+    text = text_of(row.get("system", ""), "system")
     if not text.strip() or (messages and messages[0]["role"] == "system"):
         return messages
     return [{"role": "system", "content": text}, *messages]
-
-
-def _side(row: Mapping[str, Any], key: str, role: str) -> list[Message]:
-    """`prompt` or its answer: one text, or a list of messages."""
-    value = row[key]
-    if isinstance(value, str):
-        return [{"role": role, "content": _text(value, key)}]
-    return _messages(value, key)
-
-
-def _messages(value: object, key: str) -> list[Message]:
-    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
-        raise RowRejected("not a conversation", f"{key} is {_named(value)}, expected a list of messages")
-    return [_message(item, number) for number, item in enumerate(value, 1)]
-
-
-def _message(item: object, number: int) -> Message:
-    if not isinstance(item, Mapping):
-        raise RowRejected("not a conversation", f"message {number} is {_named(item)}, expected role and content")
-    given = item.get("role", item.get("from"))
-    if given is None:
-        raise RowRejected("null", f"message {number} has no role")
-    role = _ROLES.get(given.strip().lower()) if isinstance(given, str) else None
-    if role is None:
-        raise RowRejected("unknown role", f"message {number} has role {str(given)[:40]!r}")
-    if item.get("tool_calls") or item.get("function_call"):
-        raise RowRejected("tool calls", f"message {number} calls a tool; only text is supported")
-    content = item.get("content", item.get("value"))
-    if content is None:
-        raise RowRejected("null", f"message {number} ({role}) has no content")
-    message = {"role": role, "content": _content(content, f"message {number}")}
-    reasoning = next((item[name] for name in _REASONING_KEYS if item.get(name)), None)
-    if reasoning is not None:
-        message["reasoning_content"] = _text(reasoning, f"reasoning of message {number}")
-    return message
-
-
-def _content(content: object, where: str) -> str:
-    """A string, or a list of text parts, joined as they stand."""
-    if not isinstance(content, list):
-        return _text(content, where)
-    texts = []
-    for part in content:
-        if isinstance(part, Mapping):
-            kind = part.get("type", "text")
-            if kind != "text":
-                raise RowRejected("not text", f"{where} has a part of type {str(kind)[:40]!r}")
-            part = part.get("text")
-        texts.append(_text(part, f"a part of {where}"))
-    return "".join(texts)
-
-
-def _text(value: object, where: str) -> str:
-    if not isinstance(value, str):
-        raise RowRejected("null" if value is None else "not text", f"{where} is {_named(value)}, expected text")
-    if not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise RowRejected("lone surrogate", f"{where} has half a character (\\u{ord(value[error.start]):04x})") from error
-    return value
-
-
-def _checked(messages: list[Message]) -> list[Message]:
-    roles = [message["role"] for message in messages]
-    if "assistant" not in roles:
-        raise RowRejected("no assistant turn", f"{len(roles)} messages, none by the assistant")
-    previous: str | None = None
-    for number, message in enumerate(messages, 1):
-        role = message["role"]
-        if previous not in _MAY_FOLLOW[role]:
-            raise RowRejected(
-                "roles out of order", f"message {number} ({role}) " + (f"follows {previous}" if previous else "comes first")
-            )
-        if role in ("user", "assistant") and not message["content"].strip():
-            raise RowRejected("empty text", f"message {number} ({role}) is empty")
-        previous = role
-    return messages
-
-
-def _named(value: object) -> str:
-    """What a value is, in the words of JSON."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "a boolean"
-    if isinstance(value, int | float):
-        return "a number"
-    if isinstance(value, str):
-        return "a string"
-    if isinstance(value, Mapping):
-        return "an object"
-    return "a list" if isinstance(value, Sequence) and not isinstance(value, bytes) else f"of type {type(value).__name__}"

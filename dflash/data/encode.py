@@ -17,20 +17,22 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dflash.data.conversation import Conversation, Document, Pretokenised, Row, RowRejected
+from dflash.data.conversation import Conversation, Document, Pretokenised, Row, parse_row
+from dflash.data.losses import THINKING_UNWRITTEN, TOOLS_UNWRITTEN, Change, RowRejected, as_json
 from dflash.data.options import PrepareOptions
 from dflash.data.template import ChatTemplate, Span
+from dflash.data.thinking import without_thinking
 from dflash.data.tokenizer import TextTokenizer
 from dflash.data.turns import TurnFinder
 
 
 @dataclass(frozen=True)
 class EncodedRow:
-    """Token ids (int32), loss mask (bool) of the same length, and whether the row was cut to the length limit."""
+    """Token ids (int32), loss mask (bool) of the same length, and how many tokens were cut off to keep to the length limit."""
 
     tokens: NDArray[np.int32]
     loss_mask: NDArray[np.bool_]
-    cut: bool
+    cut: int
 
 
 class RowEncoder:
@@ -43,6 +45,10 @@ class RowEncoder:
         source = options.chat_template or tokenizer.chat_template
         self.template = ChatTemplate(source, tokenizer, self._backend, options.template_args) if source else None
         self.turns = TurnFinder(self.template) if self.template else None
+
+    def parse(self, raw: object) -> Row:
+        """A decoded row as what it is; see `parse_row`."""
+        return parse_row(raw, odd_turns=self._options.odd_turns, parts=self._options.parts)
 
     def encode(self, row: Row) -> EncodedRow:
         """Tokens and loss mask of one row, within the length limit.
@@ -60,15 +66,38 @@ class RowEncoder:
         """The rendered text of a conversation and the character spans to supervise."""
         if self.template is None or self.turns is None:
             raise RowRejected("no chat template", "the tokenizer has none; give one, or pre-tokenised rows")
-        self.template.refuse_control_tokens(row.messages)
+        self.template.refuse_control_tokens(row.messages, row.tools)
+        row = self.turns.settled(row)
+        text, spans = self._turns_of(row, self.template, self.turns)
+        if self._options.reasoning == "context":
+            spans = without_thinking(row, self.template, text, spans)
+        return text, spans
+
+    def _turns_of(self, row: Conversation, template: ChatTemplate, turns: TurnFinder) -> tuple[str, list[Span]]:
         last_only = self._options.loss_on == "last"
-        if not self.template.marked:
-            return self.turns.spans(row.messages, last_only=last_only)
-        text, spans = self.template.render_with_marks(row.messages)
-        turns = sum(message["role"] == "assistant" for message in row.messages)
-        if last_only and len(spans) != turns:
-            raise RowRejected("not followed through the template", f"it marks {len(spans)} spans for {turns} assistant turns")
+        if not template.marked:
+            return turns.spans(row, last_only=last_only)
+        text, spans = template.render_with_marks(row.messages, row.tools)
+        spoken = sum(message["role"] == "assistant" for message in row.messages)
+        if last_only and len(spans) != spoken:
+            raise RowRejected("not followed through the template", f"it marks {len(spans)} spans for {spoken} assistant turns")
         return text, spans[-1:] if last_only else spans
+
+    def changes(self, row: Row) -> list[Change]:
+        """What was left out of a row that is kept: by `parse_row`, and by the template."""
+        if not isinstance(row, Conversation) or self.template is None:
+            return []
+        changes = row.changes
+        if row.tools and not self.template.writes_tools:
+            changes = [*changes, Change(TOOLS_UNWRITTEN, text=as_json(row.tools))]
+        thoughts = [message["reasoning_content"] for message in row.messages if "reasoning_content" in message]
+        if thoughts and not self.template.writes_thinking:
+            changes = [*changes, Change(THINKING_UNWRITTEN, text="\n".join(thoughts))]
+        return changes
+
+    def count_tokens(self, text: str) -> int:
+        """Tokens of a text that is dropped; what is no text in it counts as one letter."""
+        return len(self._backend.encode(text.encode("utf-8", "replace").decode(), add_special_tokens=False)) if text else 0
 
     def _conversation(self, row: Conversation) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
         text, spans = self.spans(row)
@@ -87,7 +116,7 @@ class RowEncoder:
         if not has_neighbours(loss_mask[:limit]):
             where = f" within the first {limit} tokens" if over else ""
             raise RowRejected("fewer than two supervised tokens", f"no two side by side{where}, of {len(tokens)} tokens in all")
-        return EncodedRow(tokens[:limit], loss_mask[:limit], over)
+        return EncodedRow(tokens[:limit], loss_mask[:limit], max(0, len(tokens) - limit))
 
 
 def has_neighbours(loss_mask: NDArray[np.bool_]) -> bool:

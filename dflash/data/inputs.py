@@ -1,24 +1,27 @@
 """What the user pointed at, as a list of files in a fixed order.
 
-A file is taken by its ending. A folder is walked in the order of names; in it, other files (a README, hidden ones) are passed
-over, prepared datasets are too, and folders written by datasets' `save_to_disk` are read as such. Nothing is read twice.
+A file is taken by its ending. A folder is walked in the order of names; in it, other files (a README, hidden ones, the settings of
+models and data sets) are passed over, prepared datasets are too, and folders written by datasets' `save_to_disk` are read as such.
+Nothing is read twice.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import orjson
 
 from dflash.errors import RefusedInput
 
-Form = Literal["jsonl", "jsonl.gz", "jsonl.zst", "parquet", "arrow"]
+Form = Literal["jsonl", "jsonl.gz", "jsonl.zst", "json", "json.gz", "json.zst", "parquet", "arrow"]
 
-_ENDINGS: dict[str, Form] = {".jsonl": "jsonl", ".jsonl.gz": "jsonl.gz", ".jsonl.zst": "jsonl.zst", ".parquet": "parquet"}
-_KNOWN = "known: .jsonl, .jsonl.gz, .jsonl.zst, .parquet, a folder of them, a folder of datasets' save_to_disk"
+_ENDINGS: dict[str, Form] = {f".{form}": form for form in get_args(Form) if form != "arrow"}
+_KNOWN = "known: .jsonl, .json (both also .gz, .zst), .parquet, a folder of them, a folder of datasets' save_to_disk"
+_NO_ROWS = re.compile(r"(.*config|dataset_infos?|special_tokens_map|tokenizer|vocab|package|manifest)\.json", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ def _walk(folder: Path, out: Path) -> Iterator[InputFile]:
     else:
         for child in sorted(folder.iterdir()):
             form = _form_of(child)
-            if child.name.startswith("."):
+            if child.name.startswith(".") or _NO_ROWS.fullmatch(child.name):
                 continue
             if child.is_dir():
                 yield from _walk(child, out)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from dflash.data.losses import Loss, summed
 from dflash.errors import RefusedInput
 
 FORMAT: Final = 1
@@ -67,7 +68,8 @@ class ShardFacts(_Part):
 class Counts(_Part):
     """Rows and tokens. rows_read = kept + rejected; truncated rows are kept ones; loss_tokens are supervised ones.
 
-    `reasons` counts the rejected rows by reason. A file without rows counts as one row read and rejected.
+    `reasons` counts the rejected rows by reason. A file without rows counts as one row read and rejected. `turns` are those of kept
+    rows; what was dropped, with rows or out of them, is in `turns_dropped` and `tokens_dropped`, and by reason in `losses`.
     """
 
     rows_read: int = 0
@@ -77,15 +79,20 @@ class Counts(_Part):
     tokens: int = 0
     loss_tokens: int = 0
     max_token_id: int = -1
+    turns: int = 0
+    turns_dropped: int = 0
+    tokens_dropped: int = 0
     reasons: dict[str, int] = {}
+    losses: dict[str, Loss] = {}
 
     def __add__(self, other: Counts) -> Counts:
         sums = {name: getattr(self, name) + getattr(other, name) for name in Counts.model_fields if name not in _NOT_SUMS}
         reasons = {kind: self.reasons.get(kind, 0) + other.reasons.get(kind, 0) for kind in sorted({*self.reasons, *other.reasons})}
-        return Counts(**sums, max_token_id=max(self.max_token_id, other.max_token_id), reasons=reasons)
+        losses = summed([self.losses, other.losses])
+        return Counts(**sums, max_token_id=max(self.max_token_id, other.max_token_id), reasons=reasons, losses=losses)
 
 
-_NOT_SUMS = frozenset({"reasons", "max_token_id"})
+_NOT_SUMS = frozenset({"reasons", "losses", "max_token_id"})
 
 
 class Manifest(_Part):

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from dflash.data.chunk import Chunk, ChunkResult, Workplace
-from dflash.data.conversation import RowRejected
 from dflash.data.encode import RowEncoder
 from dflash.data.files import locked, write_whole, writing
 from dflash.data.flat import build_flat, flat_folder
 from dflash.data.inputs import InputFile, find_inputs
+from dflash.data.losses import RowRejected, remedy
 from dflash.data.manifest import MANIFEST_NAME, REJECTED_NAME, Counts, Manifest, TemplateFacts, TokenizerFacts
 from dflash.data.options import PrepareOptions
 from dflash.data.progress import PrepareProgress
@@ -33,13 +33,17 @@ from dflash.data.workfolder import close_workplace, finished_manifest, make_fold
 from dflash.errors import RefusedInput, RunFailed
 
 CHUNK_BYTES = 2**22
-_RULES = 1  # raise it when the same input would give other tokens or masks
+_RULES = 2  # raise it when the same input would give other tokens or masks
 _REASONS_SHOWN = 3
 
 
 @dataclass(frozen=True)
 class PrepareReport:
-    """What was made. The counts are `manifest.Counts`; `reasons` counts rejected rows by reason; `seconds` is wall time."""
+    """What was made. The counts are `manifest.Counts`; `reasons` counts rejected rows by reason; `seconds` is wall time.
+
+    `losses` has, by reason, what was dropped of rows, turns and tokens and how many kept rows were changed (see `losses.Loss`), and
+    `set`: what to set to keep it.
+    """
 
     out: str
     rows_read: int
@@ -48,7 +52,11 @@ class PrepareReport:
     truncated: int
     tokens: int
     loss_tokens: int
+    turns: int
+    turns_dropped: int
+    tokens_dropped: int
     reasons: dict[str, int]
+    losses: dict[str, dict[str, Any]]
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
@@ -95,6 +103,8 @@ def prepare(
                 raise RunFailed(f"{folder}: stopped. What was finished is kept: run the same command again to go on") from error
             close_workplace(place)
     counts = manifest.counts.model_dump(exclude={"max_token_id"})
+    for kind, loss in counts["losses"].items():
+        loss["set"] = remedy(kind)
     return PrepareReport(out=str(folder), **counts, seconds=time.monotonic() - started)
 
 
@@ -190,4 +200,5 @@ def _join_rejected(place: Workplace, numbers: Iterable[int]) -> None:
 def _nothing_kept(out: Path, counts: Counts) -> str:
     common = sorted(counts.reasons.items(), key=lambda item: (-item[1], item[0]))[:_REASONS_SHOWN]
     listed = "; ".join(f"{kind} ({number})" for kind, number in common)
-    return f"{out}: none of {counts.rows_read} rows could be used: {listed}. Each is listed with its line in {out / REJECTED_NAME}"
+    place = f"Each is listed with its line in {out / REJECTED_NAME}"
+    return f"{out}: none of {counts.rows_read} rows could be used: {listed}. {place}. To use them: {remedy(common[0][0])}"

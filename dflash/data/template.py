@@ -18,11 +18,13 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from dflash.data.conversation import Message, RowRejected
+from dflash.data.losses import RowRejected, as_json
 from dflash.data.tokenizer import TextTokenizer
+from dflash.data.turn_order import Message
 from dflash.errors import RefusedInput
 
 Span = tuple[int, int]
+Tools = Sequence[Mapping[str, Any]] | None
 
 _MARKER = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _PLAIN: Sequence[Message] = (
@@ -63,23 +65,24 @@ class ChatTemplate:
         """SHA-256 of the source."""
         return hashlib.sha256(self.source.encode()).hexdigest()
 
-    def render(self, messages: Sequence[Message], *, ask: bool = False) -> str:
+    def render(self, messages: Sequence[Message], tools: Tools = None, *, ask: bool = False) -> str:
         """The text of a conversation; with `ask`, followed by the header that asks the assistant to speak.
 
         Raises:
             RowRejected: the template refuses these messages.
         """
-        return self._run(messages, ask, marked=False)[0]
+        return self._run(messages, tools, ask, marked=False)[0]
 
-    def render_with_marks(self, messages: Sequence[Message]) -> tuple[str, list[Span]]:
+    def render_with_marks(self, messages: Sequence[Message], tools: Tools = None) -> tuple[str, list[Span]]:
         """The text, and the spans between the template's generation markers."""
-        text, spans = self._run(messages, False, marked=True)
+        text, spans = self._run(messages, tools, False, marked=True)
         return text, [(start, end) for start, end in spans if end > start]
 
-    def _run(self, messages: Sequence[Message], ask: bool, *, marked: bool) -> tuple[str, list[Span]]:
+    def _run(self, messages: Sequence[Message], tools: Tools, ask: bool, *, marked: bool) -> tuple[str, list[Span]]:
         try:
             texts, spans = self._render(
                 conversations=[list(messages)],
+                tools=tools,
                 chat_template=self.source,
                 return_assistant_tokens_mask=marked,
                 add_generation_prompt=ask,
@@ -106,17 +109,40 @@ class ChatTemplate:
         control = {token for token, special in self.added_tokens.items() if special and token in plain}
         return frozenset(control | ({self._eos} if self._eos else set()))
 
-    def refuse_control_tokens(self, messages: Sequence[Message]) -> None:
+    @cached_property
+    def writes_tools(self) -> bool:
+        """Whether the tools that a row offers stand in the text."""
+        tool = {"type": "function", "function": {"name": "look", "description": "looks", "parameters": {"type": "object"}}}
+        try:
+            return self.render(_PLAIN, [tool]) != self.render(_PLAIN)
+        except RowRejected:
+            return False
+
+    @cached_property
+    def writes_thinking(self) -> bool:
+        """Whether the thinking of the last answer stands in the text, when it comes apart from the answer."""
+        try:
+            return "twelve" in self.render([*_PLAIN[:-1], {**_PLAIN[-1], "reasoning_content": "twelve"}])
+        except RowRejected:
+            return False
+
+    def refuse_control_tokens(self, messages: Sequence[Message], tools: Tools = None) -> None:
         """Reject a conversation in which somebody speaks a control token.
 
         Raises:
             RowRejected: the message and the token, named.
         """
         for number, message in enumerate(messages, 1):
-            for text in (message["content"], message.get("reasoning_content", "")):
-                spoken = next((token for token in self._control_in_order if token in text), None)
-                if spoken is not None:
-                    raise RowRejected("control token in the text", f"message {number} ({message['role']}) holds {spoken}")
+            calls = message.get("tool_calls")
+            for text in (message["content"], message.get("reasoning_content", ""), as_json(calls) if calls else ""):
+                self._refuse_in(text, f"message {number} ({message['role']})")
+        if tools:
+            self._refuse_in(as_json(tools), "the list of tools")
+
+    def _refuse_in(self, text: str, where: str) -> None:
+        spoken = next((token for token in self._control_in_order if token in text), None)
+        if spoken is not None:
+            raise RowRejected("control token in the text", f"{where} holds {spoken}")
 
     @cached_property
     def _control_in_order(self) -> list[str]:

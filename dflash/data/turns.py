@@ -17,6 +17,9 @@ found by searching. They are found by marks:
 3. In a row, that text must stand, letter by letter, behind the mark of the message before: the span starts where it ends. Behind
    the mark of the answer must stand, after white space, one of the end-of-turn tokens seen in the probe: the span ends behind it.
    A template that writes no such token ends the span with the content.
+4. A turn that calls tools is marked behind the name of each function instead, since templates write calls behind the content or in
+   its place. Each call must be written; the span ends behind the first end of turn after the last. A null content is tried as empty
+   text first, then as null, because templates differ in which of the two they understand.
 
 Anything else is rejected: a row is right to the character or not there at all. The price is a second rendering, a tenth of the
 time of tokenising.
@@ -29,12 +32,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from dflash.data.conversation import Message, RowRejected
-from dflash.data.template import ChatTemplate, Span
-
-_PLANES = (0xF0000, 0x100000)  # private use: no text means anything by them
-_PLANE_SIZE = 0xFFFE
-_ASIDE = "not followed through the template"
+from dflash.data.conversation import Conversation
+from dflash.data.losses import CALLS_UNWRITTEN, RowRejected, as_json
+from dflash.data.marks import ASIDE, FIRST_MARK, found_marks, free_marks, with_mark, with_marked_calls, with_messages
+from dflash.data.template import ChatTemplate, Span, Tools
+from dflash.data.turn_order import Message
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,8 @@ class TurnRule:
 
     @cached_property
     def opens(self) -> re.Pattern[str]:
-        """The opening, behind what white space the message before ends with."""
-        return re.compile(r"\s*?" + re.escape(self.opening))
+        """The opening, behind what white space the message before ends with (escaped, where a tool's answer is written as JSON)."""
+        return re.compile(r"(?:\s|\\[nrt])*?" + re.escape(self.opening))
 
     @cached_property
     def closes(self) -> re.Pattern[str]:
@@ -67,16 +69,40 @@ class TurnFinder:
         self._template = template
         self._rules: dict[str, TurnRule | RowRejected] = {}
 
-    def spans(self, messages: Sequence[Message], *, last_only: bool) -> tuple[str, list[Span]]:
+    def spans(self, row: Conversation, *, last_only: bool) -> tuple[str, list[Span]]:
         """The rendered text and the assistant's spans in it, in order.
 
         Raises:
             RowRejected: the template refuses the row, or rewrites it in a way that can't be followed.
         """
+        messages = row.messages
         turns = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
-        text, ends = self._content_ends(messages, {number for turn in turns for number in (turn - 1, turn)})
+        around = {number for turn in turns for number in (turn - 1, turn)}
+        if any("tool_calls" in messages[turn] for turn in turns):
+            around = set(range(turns[0] - 1, len(messages)))
+        text, ends = self._content_ends(messages, around, row.tools)
         wanted = turns[-1:] if last_only else turns
         return text, [self._span(text, messages, turn, ends) for turn in wanted]
+
+    def settled(self, row: Conversation) -> Conversation:
+        """A row as the template understands it: every call written, whatever it wants in the place of a content that is none.
+
+        Raises:
+            RowRejected: the template does not write the calls, or refuses the row.
+        """
+        callers = [number for number, message in enumerate(row.messages) if "tool_calls" in message]
+        if not callers:
+            return row
+        null = [{**m, "content": None} if "tool_calls" in m and not m["content"].strip() else m for m in row.messages]
+        reason: RowRejected | None = None
+        for messages in (row.messages, null):
+            try:
+                self._content_ends(messages, set(callers), row.tools)
+            except RowRejected as fault:
+                reason = reason or fault
+            else:
+                return with_messages(row, messages)
+        raise reason or RowRejected(CALLS_UNWRITTEN)
 
     def rule(self, before: str) -> TurnRule:
         """The rule for assistant turns behind a message of role `before`, learned at first use.
@@ -98,36 +124,58 @@ class TurnFinder:
         rule = self.rule(messages[turn - 1]["role"])
         opening = rule.opens.match(text, ends[turn - 1])
         if opening is None or opening.end() > ends[turn]:
-            raise RowRejected(_ASIDE, f"message {turn + 1} does not stand behind the header {rule.opening!r}")
+            raise RowRejected(ASIDE, f"message {turn + 1} does not stand behind the header {rule.opening!r}")
+        if "tool_calls" in messages[turn]:
+            return opening.end(), self._end_of_calls(text, messages, turn, ends, rule)
         closing = rule.closes.match(text, ends[turn])
         if closing is None:
-            raise RowRejected(_ASIDE, f"message {turn + 1} is not followed by an end of turn ({' or '.join(rule.ends)})")
+            raise RowRejected(ASIDE, f"message {turn + 1} is not followed by an end of turn ({' or '.join(rule.ends)})")
         return opening.end(), closing.end() if closing.group(1) else ends[turn]
 
-    def _content_ends(self, messages: Sequence[Message], wanted: set[int]) -> tuple[str, dict[int, int]]:
-        """The rendered text, and for each wanted message the position behind the last letter of its content."""
-        text = self._template.render(messages)
-        marks = _free_marks(text, len(messages))
-        marked = self._template.render([_mark(m, marks[i]) if i in wanted else m for i, m in enumerate(messages)])
-        pieces = re.split(f"([{marks[0]}-{marks[-1]}])", marked)
-        found = [ord(mark) - ord(marks[0]) for mark in pieces[1::2]]
-        if found != sorted(wanted) or "".join(pieces[::2]) != text:
-            raise RowRejected(_ASIDE, "the template changes, moves or leaves out the content of a message")
-        ends, position = {}, 0
-        for piece, number in zip(pieces[::2], found, strict=False):
-            position += len(piece)
-            ends[number] = position
-        return text, ends
+    def _end_of_calls(self, text: str, messages: Sequence[Message], turn: int, ends: dict[int, int], rule: TurnRule) -> int:
+        said = as_json(messages[turn]["tool_calls"])
+        found = [place + len(end) for end in rule.ends if end and (place := text.find(end, ends[turn])) >= 0]
+        if not found or any(end in said for end in rule.ends) or min(found) > ends.get(turn + 1, len(text)):
+            raise RowRejected(ASIDE, f"the tool calls of message {turn + 1} are not followed by an end of turn")
+        return min(found)
+
+    def _content_ends(self, messages: Sequence[Message], wanted: set[int], tools: Tools = None) -> tuple[str, dict[int, int]]:
+        """The rendered text, and for each wanted message the place behind its last letter (the name of its last call, if it calls)."""
+        text = self._template.render(messages, tools)
+        owners = [i for i in sorted(wanted) for _ in messages[i].get("tool_calls", (None,))]
+        marks = free_marks(text, len(owners))
+        given = list(messages)
+        for number in sorted(wanted):
+            message, first = messages[number], owners.index(number)
+            if "tool_calls" in message:
+                given[number] = with_marked_calls(message, marks[first : first + owners.count(number)])
+            else:
+                given[number] = {**message, "content": with_mark(message["content"], marks[first])}
+        found = found_marks(text, self._template.render(given, tools), marks)
+        if found is None or len(found) < len(owners):
+            lost = sorted({owners[place] for place in range(len(owners)) if found is not None and place not in found})
+            if any("tool_calls" in messages[number] for number in lost):
+                raise RowRejected(CALLS_UNWRITTEN, f"message {lost[0] + 1} calls a tool")
+            raise RowRejected(ASIDE, "the template changes, moves or leaves out the content of a message")
+        return text, {owners[place]: position for place, position in found.items()}
 
     def _learn(self, before: str) -> TurnRule:
-        probe = _probe(before)
+        try:
+            return self._learn_from(before, _probe(before))
+        except RowRejected:
+            if before != "tool":
+                raise
+            return self._learn_from(before, _probe_with_calls())  # templates may refuse the answer of a tool nobody called
+
+    def _learn_from(self, before: str, probe: list[Message]) -> TurnRule:
         text, ends = self._content_ends(probe, set(range(len(probe))))
-        turns = [turn for turn in range(1, len(probe)) if (probe[turn - 1]["role"], probe[turn]["role"]) == (before, "assistant")]
+        pairs = [(probe[turn - 1]["role"], probe[turn]["role"]) for turn in range(1, len(probe))]
+        turns = [turn for turn, pair in enumerate(pairs, 1) if pair == (before, "assistant")]
         between, behind = [], []
         for turn in turns:
             opened, said, _ = text[ends[turn - 1] : ends[turn]].rpartition(probe[turn]["content"])
             if not said:
-                raise RowRejected(_ASIDE, "the template changes the content of a message")
+                raise RowRejected(ASIDE, "the template changes the content of a message")
             between.append(opened)
             behind.append(text[ends[turn] : ends.get(turn + 1)].lstrip())
         asked, unasked = (self._behind_last(probe[:-1], ask=ask) for ask in (True, False))
@@ -135,11 +183,10 @@ class TurnFinder:
 
     def _behind_last(self, messages: Sequence[Message], *, ask: bool) -> str:
         """What the template writes behind the last message."""
-        last = len(messages) - 1
-        text = self._template.render([*messages[:-1], _mark(messages[-1], chr(_PLANES[0]))], ask=ask)
-        head, mark, tail = text.partition(chr(_PLANES[0]))
+        last = {**messages[-1], "content": with_mark(messages[-1]["content"], FIRST_MARK)}
+        head, mark, tail = self._template.render([*messages[:-1], last], ask=ask).partition(FIRST_MARK)
         if not mark or head + tail != self._template.render(messages, ask=ask):
-            raise RowRejected(_ASIDE, f"the template changes or leaves out the content of message {last + 1}")
+            raise RowRejected(ASIDE, f"the template changes or leaves out the content of message {len(messages)}")
         return tail
 
     def _opening(self, between: list[str], asked: str, unasked: str) -> str:
@@ -151,7 +198,7 @@ class TurnFinder:
         opening = opening[: min(self._boundary(variant, len(opening)) for variant in variants)]
         whole = opening.rstrip() in {variant.rstrip() for variant in variants}
         if not whole and any(token in text[len(opening) :] for text in variants for token in self._template.control_tokens):
-            raise RowRejected(_ASIDE, f"the prompt {asked!r} and the turn {between[-1]!r} are opened differently")
+            raise RowRejected(ASIDE, f"the prompt {asked!r} and the turn {between[-1]!r} are opened differently")
         return opening
 
     def _boundary(self, text: str, limit: int) -> int:
@@ -177,18 +224,14 @@ def _probe(before: str) -> list[Message]:
     return [asks[0], says[0], tools[0], says[1], asks[1], says[2], tools[1], says[3]]
 
 
-def _mark(message: Message, mark: str) -> Message:
-    content = message["content"]
-    letters = content.rstrip()
-    return {**message, "content": letters + mark + content[len(letters) :]}
-
-
-def _free_marks(text: str, count: int) -> list[str]:
-    """`count` private-use characters of a plane the text does not use."""
-    for plane in _PLANES:
-        if count <= _PLANE_SIZE and not re.search(f"[{chr(plane)}-{chr(plane + _PLANE_SIZE - 1)}]", text):
-            return [chr(plane + number) for number in range(count)]
-    raise RowRejected(_ASIDE, "the text uses private-use characters of both planes")
+def _probe_with_calls() -> list[Message]:
+    """The same two rounds, the tool called as a template may demand it."""
+    probe = _probe("tool")
+    for number, name in ((1, "callqrstu"), (5, "callvwxyz")):
+        call = {"id": name, "type": "function", "function": {"name": "look", "arguments": {"at": "it"}}}
+        probe[number] = {**probe[number], "content": "", "tool_calls": [call]}
+        probe[number + 1] = {**probe[number + 1], "tool_call_id": name, "name": "look"}
+    return probe
 
 
 def _common_start(texts: Sequence[str]) -> str:

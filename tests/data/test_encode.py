@@ -67,7 +67,7 @@ def test_bad_pretokenised_row_is_rejected_for_its_own_reason(tokenizer: TextToke
 def test_over_long_row_is_cut_or_rejected_as_asked(tokenizer: TextTokenizer) -> None:
     row = Pretokenised(list(range(10)), None)
     found = encoder(tokenizer, max_length=4).encode(row)
-    assert (found.tokens.tolist(), found.loss_mask.tolist(), found.cut) == ([0, 1, 2, 3], [False, True, True, True], True)
+    assert (found.tokens.tolist(), found.loss_mask.tolist(), found.cut) == ([0, 1, 2, 3], [False, True, True, True], 6)
     assert not encoder(tokenizer, max_length=10).encode(row).cut
     with pytest.raises(RowRejected, match="over-long: 10 tokens, the limit is 9"):
         encoder(tokenizer, max_length=9, over_long="reject").encode(row)

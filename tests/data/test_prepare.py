@@ -97,7 +97,7 @@ def test_each_bad_row_is_listed_with_its_line_and_the_others_are_kept(tokenizer_
         (b'{"text": "\\ud800 half"}', "lone surrogate"),
         (b"[1, 2]", "not an object"),
         ({"messages": [ask]}, "no assistant turn"),
-        ({"messages": [say, ask]}, "roles out of order"),
+        ({"messages": [say, ask]}, "no assistant turn"),
         ({"text": ""}, "empty text"),
         ({"text": "x"}, "fewer than two supervised tokens"),
         ({"text": "the fox " * 100}, "over-long"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 from pathlib import Path
 
@@ -51,6 +52,68 @@ def write(path: Path, data: bytes = _LINES) -> Path:
 def test_json_lines_are_read_with_their_line_numbers(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readers, "SEGMENT_BYTES", 4000)
     assert read(write(tmp_path / name)) == [(name, line, row) for line, row in enumerate(_ROWS, 1)]
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz", "a.json.zst", "a.jsonl"])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_array_of_rows_is_read_with_the_line_each_begins_in(
+    tmp_path: Path, name: str, indent: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "SEGMENT_BYTES", 4000)
+    rows = [{"text": f"row {number}\n"} for number in range(500)]
+    expected = [(name, 1 if indent is None else 2 + 3 * number, row) for number, row in enumerate(rows)]
+    assert read(write(tmp_path / name, json.dumps(rows, indent=indent).encode())) == expected
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
+def test_each_kind_of_json_is_read_under_the_name_of_the_other(tmp_path: Path, name: str) -> None:
+    lines = write(tmp_path / name, b'\xef\xbb\xbf{"text": "a"}\r\n{"text": "b"\r\n{"text": "c"}\r\n')
+    assert [(line, row) for _, line, row in read(lines) if isinstance(row, dict)] == [(1, {"text": "a"}), (3, {"text": "c"})]
+    pretty = write(tmp_path / name, b'{\n "text": "a"\n}\n{\n "text": "b"\n}\n')
+    assert [(line, row) for _, line, row in read(pretty)] == [(1, {"text": "a"}), (4, {"text": "b"})]
+    wrapped = write(tmp_path / name, b'{\n"data": [\n{"text": "a"},\n{"text": "b"}]}')
+    assert [(line, row) for _, line, row in read(wrapped)] == [(3, {"text": "a"}), (4, {"text": "b"})]
+
+
+def test_broken_item_is_named_with_its_first_line_and_the_place_of_the_fault(tmp_path: Path) -> None:
+    text = '[\n  {\n    "text": "a"\n  },\n  {\r\n    "text": "\u010d",\r\n    "more": tru\r\n  },\n  {"text": "b"}\n]'
+    rows = read(write(tmp_path / "a.json", text.encode()))
+    assert [(line, row if isinstance(row, dict) else str(row)) for _, line, row in rows] == [
+        (2, {"text": "a"}),
+        (5, "broken JSON: Expecting value at line 7, column 13"),
+        (9, {"text": "b"}),
+    ]
+
+
+def test_settings_of_models_and_datasets_in_a_folder_are_no_rows(tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer_config.json", "dataset_infos.json", "package.json", "state.JSON", "chats.json"):
+        (tmp_path / name).write_text('[{"text": "a"}]')
+    assert [name for name, _, _ in read(tmp_path)] == ["chats.json", "state.JSON"]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json"])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-8-sig"])
+def test_text_of_other_encodings_is_read(tmp_path: Path, name: str, encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "SEGMENT_BYTES", 7)
+    text = '{"text": "h\u00e9\U0001f98a"}\r\n{"text": "b"}\r\n'
+    assert read(write(tmp_path / name, text.encode(encoding))) == [
+        (name, 1, {"text": "h\u00e9\U0001f98a"}),
+        (name, 2, {"text": "b"}),
+    ]
+
+
+def test_text_that_only_begins_as_utf16_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(RefusedInput, match=r"a\.jsonl: begins as UTF-16-LE and is not .*; write the file as UTF-8"):
+        read(write(tmp_path / "a.jsonl", '{"text": "a"}'.encode("utf-16") + b"\0"))
+
+
+def test_json_text_in_a_column_is_decoded_and_nulls_of_other_rows_are_taken_out(tmp_path: Path) -> None:
+    calls = [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {name: 1}}}]} for name in "ab"]
+    rows = [{"messages": [{"role": "user", "content": "x"}, call]} for call in calls]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    assert [row["messages"][1]["tool_calls"] for _, _, row in read(tmp_path / "a.parquet")] == [
+        call["tool_calls"] for call in calls
+    ]
 
 
 def test_several_zstd_frames_are_one_file(tmp_path: Path) -> None:
@@ -202,6 +265,7 @@ def test_segments_hold_every_line_once_however_they_are_cut(
     tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], size: int
 ) -> None:
     path = tmp_path_factory.mktemp("lines") / "a.jsonl"
+    lines = [b"{}", *lines]  # so it is JSON lines, whatever follows
     path.write_bytes(b"\n".join(lines))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(readers, "SEGMENT_BYTES", size)
