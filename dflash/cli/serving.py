@@ -5,13 +5,17 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Column, Table
 
 from dflash.cli.output import AsJson, Runs, Sets, print_result
+from dflash.errors import RefusedInput
+
+if TYPE_CHECKING:
+    from dflash.serving.decoding import DecodingSettings
 
 Checkpoint = Annotated[
     str, typer.Argument(help="an exported folder, a run's checkpoint folder, a run's folder, or its name in --runs")
@@ -19,6 +23,9 @@ Checkpoint = Annotated[
 Target = Annotated[str | None, typer.Option(help="folder or shipped name; empty: the one the drafter was trained for")]
 MaxNewTokens = Annotated[int, typer.Option(min=1, help="tokens of an answer, at most")]
 Temperature = Annotated[float, typer.Option(min=0.0, help="0: greedy, and held against plain decoding token for token")]
+DraftTokens = Annotated[
+    str, typer.Option(help="drafted tokens a round: auto (as many as pay), block (all the drafter's block holds), or a number")
+]
 Seed = Annotated[int, typer.Option(min=0, help="of the draws (temperature > 0)")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda")]
 
@@ -93,6 +100,7 @@ def evaluate(
     max_new_tokens: MaxNewTokens = 128,
     temperature: Temperature = 0.0,
     seed: Seed = 0,
+    draft_tokens: DraftTokens = "auto",
     untrained: Annotated[
         bool, typer.Option("--untrained", help="measure an untrained drafter of the same shape beside it")
     ] = False,
@@ -103,13 +111,12 @@ def evaluate(
     """Measure a drafter in real speculative decoding: acceptance length, accuracy by place, target calls saved, speed, losslessness."""
     from dflash.serving.checkpoint import find_drafter
     from dflash.serving.command import evaluate_drafter
-    from dflash.serving.decoding import DecodingSettings
 
     evaluation = evaluate_drafter(
         find_drafter(checkpoint, runs, _warn),
         target=target,
         data=data,
-        settings=DecodingSettings(max_new_tokens, temperature, seed),
+        settings=_settings(max_new_tokens, temperature, seed, draft_tokens),
         limit=limit,
         warn=_warn,
         untrained=untrained,
@@ -132,6 +139,7 @@ def generate(
     max_new_tokens: MaxNewTokens = 128,
     temperature: Temperature = 0.0,
     seed: Seed = 0,
+    draft_tokens: DraftTokens = "auto",
     raw: Annotated[bool, typer.Option("--raw", help="take the prompt as it is, without the chat template")] = False,
     device: Device = "auto",
     runs: Runs = Path("runs"),
@@ -140,13 +148,12 @@ def generate(
     """Answer a prompt by speculative decoding, and show what the drafter saved."""
     from dflash.serving.checkpoint import find_drafter
     from dflash.serving.command import generate_text
-    from dflash.serving.decoding import DecodingSettings
 
     answer = generate_text(
         find_drafter(checkpoint, runs, _warn),
         sys.stdin.read() if prompt == "-" else prompt,
         target=target,
-        settings=DecodingSettings(max_new_tokens, temperature, seed),
+        settings=_settings(max_new_tokens, temperature, seed, draft_tokens),
         raw=raw,
         device=device,
     )
@@ -155,6 +162,16 @@ def generate(
         return
     print(answer.text)
     _print_acceptance({"": asdict(answer.acceptance)})
+
+
+def _settings(max_new_tokens: int, temperature: float, seed: int, draft_tokens: str) -> DecodingSettings:
+    from dflash.serving.decoding import DecodingSettings
+
+    if draft_tokens not in ("auto", "block") and not draft_tokens.isdecimal():
+        raise RefusedInput(f"--draft-tokens {draft_tokens}: give auto, block, or a number of at least 1")
+    if draft_tokens == "auto":
+        return DecodingSettings(max_new_tokens, temperature, seed, "auto")
+    return DecodingSettings(max_new_tokens, temperature, seed, int(draft_tokens) if draft_tokens.isdecimal() else None)
 
 
 def _print_acceptance(measured: dict[str, dict[str, Any]]) -> None:
@@ -166,6 +183,9 @@ def _print_acceptance(measured: dict[str, dict[str, Any]]) -> None:
         "target calls, plain / with drafter": "{plain_target_calls:,} / {target_calls:,}",
         "target calls saved": "{target_calls_saved:.1%}",
         "tokens/s, plain / with drafter": "{plain_tokens_per_second:.1f} / {tokens_per_second:.1f}",
+        "speed-up over plain decoding": "{speedup:.2f}",
+        "the same, drafting whole blocks": "{whole_block_speedup:.2f}",
+        "drafted tokens a round": "{drafted_a_round:.1f}",
         "answers as in plain decoding": "{same} of {prompts}",
     }
     for name, form in rows.items():
@@ -174,6 +194,8 @@ def _print_acceptance(measured: dict[str, dict[str, Any]]) -> None:
     for slot in slots:
         cells = (f"{each['accuracy_by_slot'][slot]:.1%} / {each['accepted_to_slot'][slot]:.1%}" for each in measured.values())
         table.add_row(f"slot {slot + 1}: right / accepted up to here", *cells)
+    for name, field in (("plain", "plain_seconds_by_part"), ("with drafter", "seconds_by_part")):
+        table.add_row(f"time, {name}", *(_shares(each[field]) for each in measured.values()))
     Console().print(table)
     for name, each in measured.items():
         for difference in each["differences"]:
@@ -181,6 +203,12 @@ def _print_acceptance(measured: dict[str, dict[str, Any]]) -> None:
                 f"{name or 'this answer'}: sample {difference['sample_id']} differs from token {difference['at']} on; "
                 f"the target's two best logits there are {difference['logit_gap']:.2g} apart (next to 0: rounding)"
             )
+
+
+def _shares(seconds: dict[str, float]) -> str:
+    """Where the seconds went, in percent, parts below half a percent left out."""
+    total = sum(seconds.values()) or 1.0
+    return ", ".join(f"{part} {100 * each / total:.0f}%" for part, each in seconds.items() if each >= total / 200)
 
 
 def _same(acceptance: dict[str, Any]) -> str:

@@ -65,12 +65,7 @@ class FrozenTarget:
         self._keeps_final_norm = layers - 1 in self.layer_ids
         layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
         self._packs_in_one_row = attention == "flash_attention_2" and layer_types <= {"full_attention", "sliding_attention"}
-        stack = next((getattr(decoder, name) for name in _LAYER_LIST_NAMES if hasattr(decoder, name)), None)
-        if stack is None:
-            raise RefusedInput(
-                f"{type(decoder).__name__}: no list of layers found ({' or '.join(_LAYER_LIST_NAMES)}); "
-                "this family can't be a target"
-            )
+        stack = layer_stack(decoder)
         last = max(self.layer_ids)
         self._hooked = {
             column: stack[layer_id]
@@ -176,6 +171,21 @@ class FrozenTarget:
                 f"sample {int(rows.sample_ids[row])}, token {int(bad[0] - rows.offsets[row])}: id {int(rows.tokens[bad[0]])} "
                 f"is outside the target's vocabulary of {self.vocab_size}; prepare the data with this target's tokenizer"
             )
+
+
+def layer_stack(decoder: nn.Module) -> nn.ModuleList:
+    """The list of a decoder's layers.
+
+    Raises:
+        RefusedInput: it has none under a known name.
+    """
+    for name in _LAYER_LIST_NAMES:
+        stack = getattr(decoder, name, None)
+        if isinstance(stack, nn.ModuleList):
+            return stack
+    raise RefusedInput(
+        f"{type(decoder).__name__}: no list of layers found ({' or '.join(_LAYER_LIST_NAMES)}); this family can't be a target"
+    )
 
 
 def _padded(rows: TokenRows, group: NDArray[np.int64], out: Tensor) -> tuple[Any, ...]:

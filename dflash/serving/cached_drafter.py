@@ -1,20 +1,25 @@
 """The drafter with a cache of its context: each token's features are projected once, each draft computes only its block.
 
 Training lays many blocks over one context and computes all context keys in each pass (`Drafter.forward`). Decoding has one block at a
-time and a context that only grows, so the keys and values of each layer's context are kept. The arithmetic is the same, by the same
-layers; a test holds the two against each other.
+time and a context that only grows, so the keys and values of each layer's context are kept, and a block's own are written behind them, where
+the next context will stand: one buffer, one attention call a layer. Past the last layer's attention only the slots go on whose tokens are
+wanted. A test holds this against the training pass.
 """
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from dflash.model.blocks import BlockLayout
-from dflash.model.drafter import Drafter, DrafterLayer
-from dflash.model.rotary import rotary_angles, rotate
+from dflash.model.drafter import Drafter
 from dflash.serving.cached_target import DecodingTarget
+from dflash.serving.ready_drafter import ReadyDrafter, turned
+
+
+def ready(drafter: Drafter | ReadyDrafter, target: DecodingTarget) -> ReadyDrafter:
+    """The drafter laid out for decoding beside this target."""
+    return drafter if isinstance(drafter, ReadyDrafter) else ReadyDrafter(drafter, target.embedding, target.head)
 
 
 class DraftSequence:
@@ -24,56 +29,90 @@ class DraftSequence:
         length: tokens whose features the context holds; the next anchor stands at this position.
     """
 
-    def __init__(self, drafter: Drafter, target: DecodingTarget, capacity: int) -> None:
+    @torch.inference_mode()
+    def __init__(self, drafter: Drafter | ReadyDrafter, target: DecodingTarget, capacity: int) -> None:
         """Make room for a context of `capacity` tokens at most."""
         self.length = 0
-        self._drafter = drafter
-        self._target = target
-        shape, device = drafter.shape, target.device
-        self._autocasts = device.type == "cuda"
-        dtype = torch.bfloat16 if self._autocasts else torch.float32
-        room = (shape.layers, 2, capacity, shape.kv_heads, shape.head_dim)  # 2: keys (rotated) and values
-        self._context = torch.empty(room, dtype=dtype, device=device)
-        self._mask_embedding = target.embedding[shape.mask_token_id].float()
+        self._drafter = ready(drafter, target)
+        shape, dtype = self._drafter.shape, self._drafter.dtype
+        room = (shape.layers, shape.kv_heads, capacity + shape.block_size, shape.head_dim)
+        self._keys = torch.empty(room, dtype=dtype, device=target.device)  # rotated
+        self._values = torch.empty(room, dtype=dtype, device=target.device)
+        block = shape.block_size
+        self._states = self._drafter.mask_states.repeat(block, 1)
+        self._first = tuple(part.repeat(block, 1, 1) for part in self._drafter.mask_projected)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def extend(self, features: Tensor) -> None:
         """Add the features [tokens, captured layers x hidden] of the tokens that follow those the context holds."""
         end = self.length + len(features)
-        shape = self._drafter.shape
-        positions = torch.arange(self.length, end, device=features.device)
-        angles = rotary_angles(positions, shape.head_dim, shape.rope)
-        with self._autocast():
-            context = self._drafter.context(features.to(self._context.dtype))
-            for index, layer in enumerate(self._drafter.layers):
-                assert isinstance(layer, DrafterLayer)
-                key, value = layer.self_attn.key_value(context)
-                self._context[index, 0, self.length : end] = rotate(key, angles)
-                self._context[index, 1, self.length : end] = value
+        keys, values = self._drafter.context(features, self.length)
+        self._keys[:, :, self.length : end] = keys.permute(1, 2, 0, 3)
+        self._values[:, :, self.length : end] = values.permute(1, 2, 0, 3)
         self.length = end
 
-    @torch.no_grad()
-    def logits(self, anchor: int) -> Tensor:
-        """The drafter's logits [block_size - 1, vocabulary] for the places after the anchor token, which stands at `length`."""
-        shape = self._drafter.shape
-        layout = BlockLayout(np.zeros(1, np.int64), np.array([self.length]), self.length, shape.block_size, shape.is_causal)
-        positions = torch.arange(self.length, self.length + shape.block_size, device=self._context.device)
-        angles = rotary_angles(positions[None], shape.head_dim, shape.rope)
-        masks = self._mask_embedding.expand(shape.block_size - 1, -1)
-        states = self._drafter.embedded(torch.cat([self._target.embedding[anchor].float()[None], masks]))[None]
-        with self._autocast():
-            for index, layer in enumerate(self._drafter.layers):
-                assert isinstance(layer, DrafterLayer)
-                query, key, value = layer.before(states)
-                context_key, context_value = self._context[index, :, : self.length]
-                attended = self._drafter.attend(
-                    rotate(query, angles), rotate(key, angles), value, context_key, context_value, layout, shape.window(index)
-                )
-                states = layer.after(states, attended.flatten(-2))
-            hidden = self._drafter.norm(states)[0, 1:]
-        logits: Tensor = (hidden.to(self._target.head.dtype) @ self._target.head.T).float()
-        cap = shape.final_logit_softcap
-        return logits if cap is None else cap * torch.tanh(logits / cap)
+    @torch.inference_mode()
+    def states(self, anchor: int, places: int) -> Tensor:
+        """The last layer's states [places, hidden] at the first places after the anchor token, which stands at `length`."""
+        drafter, last = self._drafter, len(self._drafter.layers) - 1
+        cos, sin = drafter.angles(self.length, self.length + drafter.shape.block_size)
+        states = self._states.clone()
+        states[0] = drafter.embedded(anchor)
+        for index in range(last + 1):
+            if index == 0:
+                both, values = self._first_projected(states[:1])
+            else:
+                both, values = drafter.projected(index, states)
+            slots = slice(None)
+            if index == last:  # nothing looks at the other slots any more
+                slots = slice(1, 1 + places)
+                states = states[slots]
+            states = drafter.after(index, states, self._attended(index, turned(both, cos, sin), values, slots))
+        return states
 
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast(self._context.device.type, torch.bfloat16, enabled=self._autocasts)
+    @torch.inference_mode()
+    def head(self, states: Tensor) -> Tensor:
+        """Logits [places, vocabulary] of such states."""
+        return self._drafter.logits(states)
+
+    def logits(self, anchor: int, places: int | None = None) -> Tensor:
+        """The drafter's logits [places, vocabulary] for the places after the anchor token; all of the block's when not told."""
+        return self.head(self.states(anchor, self._drafter.shape.block_size - 1 if places is None else places))
+
+    def _first_projected(self, anchor: Tensor) -> tuple[Tensor, Tensor]:
+        """The first layer's projections: only the anchor's are new."""
+        both, values = (part.clone() for part in self._first)
+        both[:1], values[:1] = self._drafter.projected(0, anchor)
+        return both, values
+
+    def _attended(self, index: int, both: Tensor, values: Tensor, slots: slice) -> Tensor:
+        """[slots, heads x head_dim]: attention of the block's `slots` over the context and the whole block."""
+        shape = self._drafter.shape
+        end, window = self.length + shape.block_size, shape.window(index)
+        self._keys[index, :, self.length : end] = both[:, shape.heads :].transpose(0, 1)
+        self._values[index, :, self.length : end] = values.transpose(0, 1)
+        start = 0 if window is None else max(self.length - window + 1, 0)
+        query = both[slots, : shape.heads]
+        count, shared, width = len(query), shape.heads // shape.kv_heads, shape.head_dim
+        grouped = query.view(count, shape.kv_heads, shared, width).permute(1, 2, 0, 3).reshape(1, shape.kv_heads, -1, width)
+        mask = self._mask(start, window)
+        attended = functional.scaled_dot_product_attention(
+            grouped,
+            self._keys[None, index, :, start:end],
+            self._values[None, index, :, start:end],
+            attn_mask=None if mask is None else mask[slots].repeat(shared, 1),
+        )
+        return attended.view(shape.kv_heads, shared, count, width).permute(2, 0, 1, 3).reshape(count, -1)
+
+    def _mask(self, start: int, window: int | None) -> Tensor | None:
+        """[block_size, positions from `start`]: True where a slot sees; None when all see all."""
+        shape, device = self._drafter.shape, self._keys.device
+        reaches_back = window is not None and self.length + shape.block_size - start > window
+        if not shape.is_causal and not reaches_back:
+            return None
+        slots = torch.arange(self.length, self.length + shape.block_size, device=device)[:, None]
+        seen = torch.arange(start, self.length + shape.block_size, device=device)[None]
+        mask = torch.ones(slots.shape[0], seen.shape[1], dtype=torch.bool, device=device)
+        if shape.is_causal:
+            mask &= seen <= slots
+        return mask if window is None else mask & (slots - seen < window)

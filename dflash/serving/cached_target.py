@@ -1,15 +1,14 @@
 """The whole target with its cache, as decoding needs it: tokens in, logits and the drafter's features out, and a way back.
 
-Verifying a block runs tokens that may be refused, so what they did to the cache must be undone. Keys and values of full attention are
-simply cut off. A layer that folds its past into a state (linear attention, as in qwen3_5) or forgets it (a sliding window) can't be cut:
-its part of the cache is copied before a block, and put back when a token of the block is refused. The tokens that were kept are then
-missing from the cache; they are run again in front of the next block, in the same call, so a refusal costs no call of its own. Only when
-more of them are owed than the next block has tokens does a call go to them alone, so the work stays bounded.
+Verifying a block runs tokens that may be refused, so what they did to the cache must be undone (target_cache.py). Attention, full or
+sliding, is cut. A layer that folds its past into a state (linear attention, as in qwen3_5) is put back to where it stood before the block;
+the tokens that were kept are then missing from the cache, and are run again in front of the next block, in the same call. When more of
+them are owed than `MOST_OWED`, one token is read after them with nothing drafted behind it: nothing of that call can be refused, and it
+yields a token as every call does. So there is never a call that yields none, and speculative decoding takes at most as many as plain.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +16,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
 
 from dflash.model.loading import Loading, load_causal_lm
+from dflash.model.target import layer_stack
+from dflash.serving.target_cache import RollbackCache
+
+MOST_OWED = 8  # kept tokens that are run again, at most, before a call commits them
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,32 @@ class DecodingTarget:
         ends = getattr(model.generation_config, "eos_token_id", None)
         ends = model.config.get_text_config().eos_token_id if ends is None else ends
         self.end_tokens = frozenset([ends] if isinstance(ends, int) else ends or [])
+        self._captured: dict[int, Tensor] = {}
+        self._hook_layers()
+
+    def _hook_layers(self) -> None:
+        """Have every pass leave the captured states behind, and no others: a list of all layers' would cost as much as a layer."""
+        if not self.layer_ids:
+            return
+        decoder = self.model.get_decoder()
+        stack = layer_stack(decoder)
+        for layer_id in self.layer_ids:
+            module = decoder if layer_id == len(stack) - 1 else stack[layer_id]
+
+            def keep(module: Any, inputs: Any, output: Any, layer_id: int = layer_id) -> None:
+                states = getattr(output, "last_hidden_state", None)
+                states = output[0] if states is None and isinstance(output, tuple) else output if states is None else states
+                self._captured[layer_id] = states[0]
+
+            module.register_forward_hook(keep)
+
+    @torch.inference_mode()
+    def run(self, tokens: Tensor, cache: Any, *, logits_to_keep: int) -> Reading:
+        """One pass over tokens [tokens] int64 that follow those in the cache; logits of the last `logits_to_keep` (0: all)."""
+        out = self.model(input_ids=tokens[None], cache=cache, use_cache=True, logits_to_keep=logits_to_keep)
+        states = [self._captured.pop(layer_id) for layer_id in self.layer_ids]
+        features = torch.cat(states, dim=-1) if states else tokens[:, None][:, :0]
+        return Reading(out.logits[0], features)
 
     @classmethod
     def load(
@@ -97,10 +124,19 @@ class TargetSequence:
     def __init__(self, target: DecodingTarget) -> None:
         self.calls = 0
         self._target = target
-        self._cache = DynamicCache(config=target.model.config.get_text_config())
+        self._cache = RollbackCache(target.model.config.get_text_config())
         self._owed = torch.empty(0, dtype=torch.long, device=target.device)  # kept tokens that the cache lacks
         self._read = self._owed
-        self._copies: dict[int, Any] = {}
+
+    @property
+    def owed(self) -> int:
+        """Kept tokens that the next call runs again, in front of its own."""
+        return len(self._owed)
+
+    @property
+    def must_commit(self) -> bool:
+        """Whether so much is owed that the next call should read one token only."""
+        return len(self._owed) >= MOST_OWED
 
     def begin(self, prompt: Tensor) -> Reading:
         """Run the prompt [tokens] int64, at least one; all of it is kept."""
@@ -108,44 +144,23 @@ class TargetSequence:
 
     def read(self, tokens: Tensor) -> Reading:
         """Run tokens [tokens] int64 after all that is kept; `keep` must be called next."""
-        if len(self._owed) > len(tokens):
-            self._forward(self._owed, logits_to_keep=1)
-            self._owed = self._owed[:0]
         if len(tokens) > 1:  # of a single token nothing can be refused
-            self._copies = {
-                index: copy.deepcopy(layer) for index, layer in enumerate(self._cache.layers) if type(layer) is not DynamicLayer
-            }
+            self._cache.save()
         self._read = tokens
-        whole = self._forward(torch.cat([self._owed, tokens]), logits_to_keep=0)
-        return Reading(whole.logits[-len(tokens) :], whole.features[-len(tokens) :])
+        whole = self._forward(torch.cat([self._owed, tokens]) if self.owed else tokens, logits_to_keep=len(tokens))
+        return Reading(whole.logits, whole.features[-len(tokens) :])
 
     def keep(self, count: int) -> None:
         """Of the tokens read last, the first `count` (1 or more) stay; the others are forgotten."""
         refused = len(self._read) - count
-        if not refused:
-            self._owed = self._owed[:0]
-        elif not self._copies:
+        if refused and self._cache.cuts:
             self._cache.crop(-refused)
-        else:
-            run = len(self._owed) + len(self._read)
-            for index, layer in enumerate(self._cache.layers):
-                if index in self._copies:
-                    self._cache.layers[index] = self._copies[index]
-                else:
-                    layer.crop(-run)
+        elif refused:
+            self._cache.restore(self.owed + len(self._read))
             self._owed = torch.cat([self._owed, self._read[:count]])
-        self._copies = {}
+        elif self.owed:
+            self._owed = self._owed[:0]
 
-    @torch.no_grad()
     def _forward(self, tokens: Tensor, *, logits_to_keep: int) -> Reading:
         self.calls += 1
-        states = [layer_id + 1 for layer_id in self._target.layer_ids]
-        out = self._target.model(
-            input_ids=tokens[None],
-            cache=self._cache,
-            use_cache=True,
-            logits_to_keep=logits_to_keep,
-            output_hidden_states=sorted(states) or False,
-        )
-        features = torch.cat([out.hidden_states[state][0] for state in states], dim=-1) if states else tokens[:, None][:, :0]
-        return Reading(out.logits[0], features)
+        return self._target.run(tokens, self._cache, logits_to_keep=logits_to_keep)

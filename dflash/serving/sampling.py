@@ -31,10 +31,19 @@ class Draft:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How many drafted tokens are kept, and the target's own token after them."""
+    """What the target says of a draft.
+
+    Attributes:
+        accepted: how many drafted tokens are kept.
+        following: the target's own token after them.
+        drafted: the drafted tokens, on the host.
+        newest: [1], `following` on the device, where the next round reads it.
+    """
 
     accepted: int
     following: int
+    drafted: tuple[int, ...]
+    newest: Tensor
 
 
 def draw(logits: Tensor, temperature: float, generator: torch.Generator) -> Draft:
@@ -60,25 +69,28 @@ def verify(logits: Tensor, draft: Draft, temperature: float, generator: torch.Ge
         temperature: see `draw`.
         generator: on the device of `logits`.
     """
+    places = len(draft.tokens)
     if draft.probabilities is None:
         choice = logits.argmax(-1)
         accepted = _leading(choice[:-1] == draft.tokens)
-        return Verdict(accepted, int(choice[accepted]))
-    target = _distribution(logits, temperature)
-    places = torch.arange(len(draft.tokens), device=logits.device)
-    wanted, proposed = target[places, draft.tokens], draft.probabilities[places, draft.tokens]
-    luck = torch.rand(len(places), generator=generator, device=logits.device)
-    accepted = _leading(luck * proposed < wanted)
-    rest = target[accepted]
-    if accepted < len(places):
-        left_over = (rest - draft.probabilities[accepted]).clamp_(min=0)
-        rest = left_over if left_over.sum() > 0 else rest  # 0 only when p and q are the same to the last bit
-    return Verdict(accepted, int(torch.multinomial(rest, 1, generator=generator)))
+        newest = choice[accepted]
+    else:
+        target, order = _distribution(logits, temperature), torch.arange(places, device=logits.device)
+        wanted, proposed = target[order, draft.tokens], draft.probabilities[order, draft.tokens]
+        luck = torch.rand(places, generator=generator, device=logits.device)
+        accepted = _leading(luck * proposed < wanted)
+        rest = target[accepted]
+        beyond = torch.cat([draft.probabilities, torch.zeros_like(target[:1])])  # nothing was proposed after the last place
+        left_over = (rest - beyond[accepted]).clamp_(min=0)
+        rest = torch.where(left_over.sum() > 0, left_over, rest)  # 0 only when p and q are the same to the last bit
+        newest = torch.multinomial(rest[0], 1, generator=generator)
+    told = torch.cat([accepted, newest, draft.tokens]).tolist()  # the round's one transfer to the host
+    return Verdict(told[0], told[1], tuple(told[2:]), newest)
 
 
-def _leading(agree: Tensor) -> int:
-    """Length of the run of True at the start."""
-    return int(agree.long().cumprod(0).sum())
+def _leading(agree: Tensor) -> Tensor:
+    """[1]: length of the run of True at the start."""
+    return agree.long().cumprod(0).sum(0, keepdim=True)
 
 
 def _distribution(logits: Tensor, temperature: float) -> Tensor:

@@ -45,7 +45,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 def save_target(folder: Path, family: str, seed: int = 0, **changes: Any) -> Path:
     """A random target, its norms moved away from their trivial first values, saved as Hugging Face does."""
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(family, **{**SIZES, **FAMILIES[family], **changes})
+    config = AutoConfig.for_model(family, **{**SIZES, **FAMILIES.get(family, {}), **changes})
     model = AutoModelForCausalLM.from_config(config)
     for parameter in model.parameters():
         if parameter.ndim == 1:
