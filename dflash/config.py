@@ -169,14 +169,16 @@ class PipelineConfig(Section):
 
 
 class OptimConfig(Section):
-    """AdamW with warm-up and cosine decay over the true number of steps."""
+    """AdamW or Muon, with warm-up and cosine decay over the true number of steps."""
 
+    name: Literal["adamw", "muon"] = Field("adamw", description="muon: matrices by Muon, norms by AdamW; learns more a step")
     lr: float = Field(6e-4, gt=0, description="peak learning rate")
     min_lr_ratio: float = Field(0.0, ge=0, le=1, description="learning rate at the end, as a share of lr")
     warmup: float = Field(0.04, ge=0, lt=1, description="share of the steps in which lr rises from 0")
     weight_decay: float = Field(0.01, ge=0, description="decoupled weight decay of matrices; norms have none")
     beta1: float = Field(0.9, ge=0, lt=1, description="decay of the gradient's mean")
     beta2: float = Field(0.95, ge=0, lt=1, description="decay of the gradient's square")
+    momentum: float = Field(0.95, ge=0, lt=1, description="muon only: decay of the gradient's sum")
     eps: float = Field(1e-8, gt=0, description="added to the root of the square")
     clip: float = Field(1.0, gt=0, description="largest gradient norm of a step")
     accumulate: Count = Field(32, description="batches an optimiser window")

@@ -231,6 +231,7 @@ def _examine_bytes(
         tokens = min(tokens, int(dataset.lengths.sum(dtype=np.int64)))
     drafter = drafter_footprint(
         shape,
+        optimizer=config.optim.name,
         tied=facts.tie_word_embeddings,
         element_bytes=_element_bytes(config.drafter.precision, gpus),
         logits_chunk=config.drafter.logits_chunk,
@@ -251,7 +252,7 @@ def _examine_bytes(
         Need("target: forward pass", activations, note=f"{tokens:,} tokens", estimated=True),
         Need("drafter: weights", drafter.weights, note=f"{drafter.parameters:,} parameters, float32"),
         Need("drafter: gradients", drafter.gradients),
-        Need("drafter: optimiser", drafter.moments, note="AdamW's two moments, float32"),
+        Need("drafter: optimiser", drafter.moments, note=f"{config.optim.name}'s states, float32"),
         Need("drafter: embedding and head", drafter.tables, note="the target's" + (", tied" if facts.tie_word_embeddings else "")),
         Need("drafter: logits chunk", drafter.logits, note=f"drafter.logits_chunk={config.drafter.logits_chunk:,}"),
         Need("drafter: forward pass", drafter.activations, note="kept for its backward", estimated=True),
@@ -335,7 +336,7 @@ def _examine_store(found: Examination, config: RunConfig, pool: int, largest: in
 def _examine_disk(found: Examination, config: RunConfig, shape: DrafterShape, runs: Path, checkpoints: Path | None) -> None:
     folder = next(path for path in (runs.absolute(), *runs.absolute().parents) if path.is_dir())
     kept = config.checkpoint.keep + 1  # the oldest goes when the newest is whole
-    written = checkpoint_bytes(shape)
+    written = checkpoint_bytes(shape, config.optim.name)
     held = sum(file.stat().st_size for file in checkpoints.rglob("*") if file.is_file()) if checkpoints is not None else 0
     needs, free = kept * written, shutil.disk_usage(folder).free + held
     note = f"{kept} checkpoints of {_size(written)}"

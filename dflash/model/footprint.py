@@ -1,6 +1,6 @@
 """Bytes a target and a drafter take, told from config.json and file headers: no tensor is read, no torch is loaded.
 
-Exact: weights, gradients, AdamW's moments, tables, logits, features. Estimated (and said so): what a forward pass keeps besides.
+Exact: weights, gradients, the optimiser's states, tables, logits, features. Estimated (and said so): what a forward pass keeps besides.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class DrafterFootprint:
 
     Attributes:
         parameters: numbers in its weights.
-        weights, gradients, moments: float32; the moments are AdamW's two.
+        weights, gradients, moments: float32; the moments are the optimiser's: two numbers a weight for AdamW, one a matrix element for Muon.
         tables: the target's embedding and head (once when tied).
         logits: of the largest chunk of the loss.
         activations: estimate of what a pass over `positions_at_once` drafted positions keeps for its backward.
@@ -75,18 +75,32 @@ def drafter_parameters(shape: DrafterShape) -> int:
     return sum(math.prod(size) for size in drafter_tensors(shape).values())
 
 
-def checkpoint_bytes(shape: DrafterShape) -> int:
-    """Bytes of one checkpoint on disk: weights and AdamW's moments, float32."""
-    return 12 * drafter_parameters(shape)
+def optimizer_bytes(shape: DrafterShape, optimizer: str) -> int:
+    """Bytes of the optimiser's states, float32: two numbers a weight for adamw; for muon one where the weight is in a matrix."""
+    numbers = {True: 1 if optimizer == "muon" else 2, False: 2}
+    return sum(4 * numbers[len(size) == 2] * math.prod(size) for size in drafter_tensors(shape).values())
+
+
+def checkpoint_bytes(shape: DrafterShape, optimizer: str) -> int:
+    """Bytes of one checkpoint on disk: weights and the optimiser's states, float32."""
+    return 4 * drafter_parameters(shape) + optimizer_bytes(shape, optimizer)
 
 
 def drafter_footprint(
-    shape: DrafterShape, *, tied: bool, element_bytes: int, logits_chunk: int, positions_at_once: int, context_tokens: int
+    shape: DrafterShape,
+    *,
+    optimizer: str,
+    tied: bool,
+    element_bytes: int,
+    logits_chunk: int,
+    positions_at_once: int,
+    context_tokens: int,
 ) -> DrafterFootprint:
     """Bytes of one drafter replica.
 
     Args:
         shape: its sizes.
+        optimizer: `optim.name`.
         tied: whether the target's head is its embedding table.
         element_bytes: of the matrix products and of the tables: 2 (bfloat16) or 4.
         logits_chunk: logits computed at a time, at most.
@@ -103,7 +117,7 @@ def drafter_footprint(
         parameters=parameters,
         weights=4 * parameters,
         gradients=4 * parameters,
-        moments=8 * parameters,
+        moments=optimizer_bytes(shape, optimizer),
         tables=table if tied else 2 * table,
         logits=logits * (4 if element_bytes == 4 else 4 + element_bytes),
         activations=element_bytes * (positions_at_once * a_position + context_tokens * a_context_token),

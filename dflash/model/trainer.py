@@ -1,11 +1,11 @@
 """Training of the drafter: batches add up sums, a step turns a whole window of them into one update.
 
     accumulate(batch)   anchors -> blocks -> drafter -> loss; backward of sum(weight * nll), added to the window
-    apply_step(lr)      sum the window over replicas, divide by its weights, clip, AdamW
+    apply_step(lr)      sum the window over replicas, divide by its weights, clip, change the weights (`optimizer`)
 
 The gradient of a step is that of sum(weight * nll) / sum(weight) over the window, however its batches fell on replicas, and
 however a batch was cut into passes: a batch with more blocks than `positions_at_once` allows is run in several, so memory
-does not grow with the batch. Weights, gradients and AdamW's moments are float32 (pure bfloat16 turned to NaN in the field after
+does not grow with the batch. Weights, gradients and the optimiser's states are float32 (pure bfloat16 turned to NaN in the field after
 240 steps); the products run in bfloat16 where `drafter.precision` says so.
 
 All gradients live in one flat buffer whose last two numbers are the window's loss and weight sums: replicas are summed with one
@@ -33,6 +33,7 @@ from dflash.model.blocks import DraftBlocks, lay_out
 from dflash.model.drafter import Drafter, DrafterLayer, block_input
 from dflash.model.facts import target_facts
 from dflash.model.loss import HeadLoss, head_loss
+from dflash.model.optimizer import DrafterOptimizer
 from dflash.model.results import BatchResult, BlockMetrics, StepResult, merged_metrics
 from dflash.model.shape import DrafterShape
 from dflash.model.shared_weights import load_shared_weights
@@ -78,7 +79,7 @@ class DrafterTrainer:
         if config.drafter.compile:
             _compile_dense_parts(self.drafter)
         self._window = _flat_gradients(self.drafter, extra=2)
-        self._optimizer = _adamw(self.drafter, config)
+        self._optimizer = DrafterOptimizer(self.drafter, config.optim)
 
     def accumulate(
         self, rows: TokenRows, features: Tensor, *, epoch: int, anchors: int | None = None, with_metrics: bool = False
@@ -113,7 +114,7 @@ class DrafterTrainer:
 
     @torch.no_grad()
     def apply_step(self, lr: float, all_reduce: Callable[[Tensor], None] | None = None) -> StepResult:
-        """Close the window: one AdamW step on the gradient of its weighted mean loss, and an empty window after it.
+        """Close the window: one optimiser step on the gradient of its weighted mean loss, and an empty window after it.
 
         Args:
             lr: learning rate of this step.
@@ -132,15 +133,13 @@ class DrafterTrainer:
         reason = _reason_to_skip(loss, grad_norm, weight_sum)
         if not reason:
             gradient.mul_(min(1.0, self.config.optim.clip / max(grad_norm, 1e-12)) / weight_sum)
-            for group in self._optimizer.param_groups:
-                group["lr"] = lr
-            self._optimizer.step()
+            self._optimizer.step(lr)
             self.steps += 1
         self._window.zero_()
         return StepResult(loss, grad_norm, weight_sum, bool(reason), reason, time.perf_counter() - started)
 
     def save(self, folder: Path) -> None:
-        """Write weights, AdamW's moments (float32) and the shape into a folder; each file is written whole or not at all.
+        """Write weights, the optimiser's states (float32) and the shape into a folder; each file is written whole or not at all.
 
         The window being added up is not part of it: save between windows.
 
@@ -150,7 +149,7 @@ class DrafterTrainer:
         folder.mkdir(parents=True, exist_ok=True)
         self.shape.write(folder / SHAPE_FILE)
         write_tensors(folder / MODEL_FILE, dict(self.drafter.named_parameters()), {"format": "pt"})
-        write_tensors(folder / OPTIMIZER_FILE, self._moments(), {"format": "pt", "steps": str(self.steps)})
+        write_tensors(folder / OPTIMIZER_FILE, self._optimizer.moments(), {"format": "pt", "steps": str(self.steps)})
 
     def load(self, folder: Path) -> None:
         """Take up what `save` wrote; training then goes on bit for bit as if it had never stopped. The window is emptied.
@@ -168,11 +167,10 @@ class DrafterTrainer:
             raise RefusedInput(
                 f"{folder}: a checkpoint of another drafter ({'; '.join(different)}); use the config it was made with"
             )
-        metadata = read_tensors(folder / OPTIMIZER_FILE, self._moments())
+        metadata = read_tensors(folder / OPTIMIZER_FILE, self._optimizer.moments())
         read_tensors(folder / MODEL_FILE, dict(self.drafter.named_parameters()))
         self.steps = int(metadata.get("steps", 0))
-        for parameter in self.drafter.parameters():
-            self._optimizer.state[parameter]["step"].fill_(self.steps)
+        self._optimizer.resume_at(self.steps)
         self._window.zero_()
 
     def _run(
@@ -245,13 +243,6 @@ class DrafterTrainer:
     def _autocast(self) -> AbstractContextManager[object]:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocasts)
 
-    def _moments(self) -> dict[str, Tensor]:
-        return {
-            f"{moment}.{name}": self._optimizer.state[parameter][moment]
-            for name, parameter in self.drafter.named_parameters()
-            for moment in ("exp_avg", "exp_avg_sq")
-        }
-
 
 def _block_metrics(blocks: DraftBlocks, hits: np.ndarray) -> BlockMetrics:
     right = _right_slots(blocks, hits)
@@ -283,27 +274,6 @@ def _flat_gradients(drafter: Drafter, *, extra: int) -> Tensor:
     for parameter, part in zip(drafter.parameters(), torch.split(flat[: sum(sizes)], sizes), strict=True):
         parameter.grad = part.view_as(parameter)
     return flat
-
-
-def _adamw(drafter: Drafter, config: RunConfig) -> torch.optim.AdamW:
-    """AdamW that decays matrices only, its state there from the start so that a checkpoint always has the same tensors."""
-    matrices = [parameter for parameter in drafter.parameters() if parameter.ndim == 2]
-    others = [parameter for parameter in drafter.parameters() if parameter.ndim != 2]
-    optim = config.optim
-    optimizer = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": optim.weight_decay}, {"params": others, "weight_decay": 0.0}],
-        lr=optim.lr,
-        betas=(optim.beta1, optim.beta2),
-        eps=optim.eps,
-        fused=True,
-    )
-    for parameter in drafter.parameters():
-        optimizer.state[parameter] = {
-            "step": torch.zeros((), device=parameter.device),
-            "exp_avg": torch.zeros_like(parameter),
-            "exp_avg_sq": torch.zeros_like(parameter),
-        }
-    return optimizer
 
 
 def _compile_dense_parts(drafter: Drafter) -> None:

@@ -29,21 +29,28 @@ from tests.model.tiny import save_target, tiny_config
     "drafter",
     [{}, {"layers": 3, "heads": 6, "kv_heads": 3, "head_dim": 8, "intermediate_size": 20, "target_layer_ids": [0, 1, 3]}],
 )
-def test_a_drafters_bytes_are_those_its_tensors_take(drafter: dict, target_folder: Callable[[str], Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_drafters_bytes_are_those_its_tensors_take(
+    drafter: dict, optimizer: str, target_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
     folder = target_folder("qwen3")
     config = tiny_config(folder, drafter)
+    config = config.model_copy(update={"optim": config.optim.model_copy(update={"name": optimizer})})
     trainer = DrafterTrainer(config)
     shape = DrafterShape.resolve(config.drafter, target_facts(folder))
-    held = drafter_footprint(shape, tied=False, element_bytes=4, logits_chunk=1000, positions_at_once=9, context_tokens=7)
+    held = drafter_footprint(
+        shape, optimizer=optimizer, tied=False, element_bytes=4, logits_chunk=1000, positions_at_once=9, context_tokens=7
+    )
     assert drafter_parameters(shape) == held.parameters == sum(each.numel() for each in trainer.drafter.parameters())
     assert drafter_tensors(shape) == {name: tuple(each.shape) for name, each in trainer.drafter.named_parameters()}
     assert held.weights == sum(each.nbytes for each in trainer.drafter.parameters())
     assert held.gradients == sum(each.grad.nbytes for each in trainer.drafter.parameters())
+    assert held.moments == sum(each.nbytes for each in trainer._optimizer.moments().values())
     assert held.tables == 2 * 97 * 32 * 4
     assert held.logits == min(1000, 9 * 97) * 4
     trainer.save(tmp_path / "saved")
     written = sum((tmp_path / "saved" / name).stat().st_size for name in ("model.safetensors", "optimizer.safetensors"))
-    assert checkpoint_bytes(shape) == pytest.approx(written, rel=0.1)  # headers
+    assert checkpoint_bytes(shape, config.optim.name) == pytest.approx(written, rel=0.1)  # headers
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama", "qwen3_5_text"])
@@ -91,6 +98,8 @@ def test_a_target_without_a_head_or_of_another_size_is_refused(target_folder: Ca
 
 def test_logits_in_bfloat16_are_counted_with_their_float32_copy(target_folder: Callable[[str], Path]) -> None:
     shape = DrafterShape.resolve(tiny_config(target_folder("qwen3")).drafter, target_facts(target_folder("qwen3")))
-    held = drafter_footprint(shape, tied=True, element_bytes=2, logits_chunk=10, positions_at_once=9, context_tokens=7)
+    held = drafter_footprint(
+        shape, optimizer="adamw", tied=True, element_bytes=2, logits_chunk=10, positions_at_once=9, context_tokens=7
+    )
     assert held.logits == 97 * 6  # one slot's are always computed
     assert held.tables == 97 * 32 * torch.bfloat16.itemsize

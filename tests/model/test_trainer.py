@@ -153,7 +153,7 @@ def test_two_replicas_take_the_step_one_would_take(config):
 
 
 def everything(trainer: DrafterTrainer) -> torch.Tensor:
-    return torch.cat([weights(trainer), *[tensor.flatten() for tensor in trainer._moments().values()]])
+    return torch.cat([weights(trainer), *[tensor.flatten() for tensor in trainer._optimizer.moments().values()]])
 
 
 @pytest.mark.parametrize("where", ["feature", "gradient", "replica"])
