@@ -31,6 +31,8 @@ def take_first_weights(drafter: Drafter, plan: WarmStart) -> None:
         parameters[ours].copy_(tensor + offset if tensor.ndim == 1 else tensor)
     if plan.columns:
         _take_columns(parameters[FC], _read_finite(files[FC], FC), plan.columns, drafter.shape.hidden_size)
+    if plan.passed_on is not None:
+        _pass_on(parameters[FC], plan.passed_on, drafter.shape.hidden_size)
     for name in plan.silent:
         parameters[name].zero_()
 
@@ -41,6 +43,12 @@ def _take_columns(ours: Tensor, theirs: Tensor, columns: list[tuple[int, int]], 
         ours.zero_()
     for here, there in columns:
         ours[:, here * width : (here + 1) * width] = theirs[:, there * width : (there + 1) * width].to(ours.dtype)
+
+
+def _pass_on(fc: Tensor, place: int, width: int) -> None:
+    """Make `fc` hand on one captured layer's state as it is, and nothing yet of the others."""
+    fc.zero_()
+    fc[:, place * width : (place + 1) * width].fill_diagonal_(1.0)
 
 
 def _read_finite(place: Path, name: str) -> Tensor:

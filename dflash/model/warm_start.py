@@ -10,7 +10,9 @@ by, and it learns from there. So a drafter with more layers than its source comp
 column blocks, one for each captured target layer, so that another choice of captured layers keeps what both have.
 
 **From the target** (`plan_from_target`): its last layers become the drafter's, where shapes are the same, as they are in Qwen3's
-family. There is no function to keep, so what can't be taken keeps its drawn first weights.
+family. `fc` passes on one captured layer, the one nearest to what the first of these layers reads, and `hidden_norm` is that layer's
+norm: so the drafter's layers attend at first to (nearly) the keys and values that they attended to in the target. There is no function
+to keep, so what can't be taken keeps its drawn first weights.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ class WarmStart:
         layers: the drafter's, and those of them that have something of the source.
         taken: our tensor's name -> the source's.
         columns: where `fc` is taken in part: (our captured layer, the source's) by their place among the captured ones.
+        passed_on: from the target: the captured layer, by its place, that `fc` passes on at first.
         missing: tensors of ours that the source has not.
         misshapen: tensors of ours that the source has in another shape, and which.
         extra: tensors of the source that this drafter has no place for.
@@ -53,6 +56,7 @@ class WarmStart:
     layers: tuple[int, int]
     taken: dict[str, str]
     columns: list[tuple[int, int]] = field(default_factory=list)
+    passed_on: int | None = None
     missing: list[str] = field(default_factory=list)
     misshapen: dict[str, str] = field(default_factory=dict)
     extra: list[str] = field(default_factory=list)
@@ -69,6 +73,8 @@ class WarmStart:
         parts = [f"{len(self.taken)} of {wanted} tensors taken, {self.layers[1]} of {self.layers[0]} layers"]
         if self.columns:
             parts.append(f"{FC} for {len(self.columns)} captured layers")
+        if self.passed_on is not None:
+            parts.append(f"{FC} passes on captured layer {self.passed_on + 1}")
         for kind, names in (("missing", self.missing), ("misshapen", self.misshapen), ("of no use here", self.extra)):
             if names:
                 parts.append(f"{kind}: {shortened(list(names))}")
@@ -118,19 +124,29 @@ def plan_from_target(facts: TargetFacts, shape: DrafterShape) -> WarmStart:
     """
     stored, wanted = stored_tensors(facts.folder), drafter_tensors(shape)
     prefix = language_prefix(stored, facts.folder)
-    sources = {}
-    for name in wanted:
-        layer = _layer(name)
-        if layer is not None:
-            sources[name] = _name_in_target(prefix, facts.layers - shape.layers + layer, name.split(".", 2)[2], stored)
+    first = facts.layers - shape.layers
+    sources = {
+        name: _name_in_target(prefix, first + layer, name.split(".", 2)[2], stored)
+        for name in wanted
+        if (layer := _layer(name)) is not None
+    }
+    sources["hidden_norm.weight"] = f"{prefix}layers.{max(0, first)}.input_layernorm.weight"
     taken, missing, misshapen = _match(sources, wanted, stored)
     if not any(len(wanted[name]) > 1 for name in taken):
         raise RefusedInput(
             f"drafter.init_from=target: no matrix of {facts.folder} has the shape this drafter wants "
             f"({shortened([*misshapen.values(), *missing])}); leave init_from empty, or leave the drafter's sizes to the target"
         )
-    layers = len({_layer(name) for name in taken})
-    return WarmStart(facts.folder, True, (shape.layers, layers), taken, missing=missing, misshapen=misshapen)
+    distances = [abs(layer_id - (first - 1)) for layer_id in shape.target_layer_ids]
+    return WarmStart(
+        source=facts.folder,
+        from_target=True,
+        layers=(shape.layers, len({_layer(name) for name in taken} - {None})),
+        taken=taken,
+        passed_on=distances.index(min(distances)),
+        missing=missing,
+        misshapen=misshapen,
+    )
 
 
 def shortened(names: list[str]) -> str:

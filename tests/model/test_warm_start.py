@@ -17,6 +17,7 @@ from dflash.errors import RefusedInput
 from dflash.model.facts import target_facts
 from dflash.model.first_weights import take_first_weights
 from dflash.model.shape import DrafterShape
+from dflash.model.target import FrozenTarget
 from dflash.model.trainer import DrafterTrainer
 from dflash.model.warm_start import WarmStart, plan_from_drafter, plan_from_target
 from tests.model.tiny import random_rows, tiny_config
@@ -136,7 +137,7 @@ def test_shards_of_others_are_read_and_their_extra_tensors_named(source: Drafter
     assert plan.extra == ["lm_head.weight"]
     assert torch.equal(trainer.drafter.fc.weight, source.drafter.fc.weight.to(torch.bfloat16).float())
     (folder / "model-00002.safetensors").unlink()
-    with pytest.raises(RefusedInput, match=r"model-00002\.safetensors: can't be read"):
+    with pytest.raises(RefusedInput, match=r"missing: model-00002\.safetensors"):
         plan_from_drafter(folder, trainer.shape)
 
 
@@ -180,6 +181,24 @@ def test_the_targets_last_layers_are_taken_where_shapes_allow(family: str, targe
     expected = {"qwen3": [], "llama": ["layers.0.self_attn.q_norm.weight"], "qwen3_5_text": ["layers.0.self_attn.q_proj.weight"]}
     assert plan.missing[:1] == expected[family]
     assert plan.silent == []
+
+
+def test_started_from_the_target_its_first_layer_sees_the_keys_and_values_that_the_targets_layer_sees(target: Path) -> None:
+    trainer, plan = started(
+        target, None, layers=2, target_layer_ids=[0, 1]
+    )  # of 4 layers the last two: the first of them reads layer 1
+    assert plan.passed_on == 1
+    captured = FrozenTarget.load(target, layer_ids=[0, 1], feature_dtype="float32").features(ROWS, packed=False)
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).get_decoder()
+    seen: list[torch.Tensor] = []
+    for module in (model.layers[2].self_attn.k_norm, model.layers[2].self_attn.v_proj):
+        module.register_forward_hook(lambda module, inputs, output: seen.append(output[0]))
+    row = slice(0, int(ROWS.offsets[1]))
+    with torch.no_grad():
+        model(torch.from_numpy(ROWS.tokens[row].astype("int64"))[None])
+        keys, values = trainer.drafter.layers[0].self_attn.key_value(trainer.drafter.context(captured[row]))
+    torch.testing.assert_close(keys, seen[0].view_as(keys), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(values, seen[1].view_as(values), rtol=1e-4, atol=1e-4)
 
 
 def test_a_target_with_fewer_layers_than_the_drafter_fills_the_last_ones(target: Path) -> None:
