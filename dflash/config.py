@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from dflash.errors import RefusedInput
-from dflash.overrides import explain, parse_override
+from dflash.overrides import explain, parse_override, read_weights
 
 Strategy = Literal["sorted", "shuffled", "bucketed", "jittered", "packed"]
 Order = Literal["random", "stratified"]
 Policy = Literal["oldest", "random", "longest_queue", "round_robin", "deficit", "round_robin_wait"]
 EngineName = Literal["inline", "ray", "simulated"]
 Precision = Literal["auto", "bfloat16", "float32"]
+LossName = Literal["cross_entropy", "dpace", "kl", "total_variation", "acceptance"]
 
 Count = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
@@ -89,6 +90,10 @@ class DrafterConfig(Section):
         None,
         description="a drafter's folder, a run or its checkpoint: start from what fits of it; target: from its last layers; empty: anew",
     )
+    loss: dict[LossName, float] = Field(
+        {"cross_entropy": 1.0},
+        description="what is minimised: cross_entropy, dpace, kl, total_variation, acceptance, or {name: weight, ...}",
+    )
     gamma: float | None = Field(None, gt=0, description="decay of the weight over slots, exp(-(k-1)/gamma); empty: by block_size")
     anchors: Count = Field(512, description="blocks a conversation, at most, drawn anew at every use")
     noise: float = Field(
@@ -103,6 +108,11 @@ class DrafterConfig(Section):
     )
     precision: Precision = Field("auto", description="autocast of the matrix products; auto: bfloat16 on a GPU, float32 on a CPU")
     compile: bool = Field(False, description="torch.compile the drafter")
+
+    @field_validator("loss", mode="before")
+    @classmethod
+    def _weights_of_losses(cls, loss: Any) -> dict[str, float]:
+        return read_weights(loss, get_args(LossName))
 
     @model_validator(mode="after")
     def _layers_agree(self) -> Self:

@@ -25,6 +25,7 @@ from dflash.data.dataset import TokenDataset
 from dflash.errors import DFlashError, RefusedInput
 from dflash.machine import Gpu, find_gpus, memory_limit_bytes
 from dflash.model.cache_facts import ROOM, CacheFacts, cache_facts
+from dflash.model.capture import Capture, bytes_per_token
 from dflash.model.facts import TargetFacts, target_facts
 from dflash.model.families import attention_note, choose_attention
 from dflash.model.footprint import (
@@ -34,6 +35,7 @@ from dflash.model.footprint import (
     target_activation_bytes,
     target_weight_bytes,
 )
+from dflash.model.objectives.registry import mix_of
 from dflash.model.quantisation import refuse_quantised
 from dflash.model.shape import DrafterShape
 from dflash.pipeline.init_from import plan_warm_start
@@ -160,7 +162,7 @@ def examine(config: RunConfig, *, runs: Path = Path("runs"), checkpoints: Path |
         _examine_disk(found, config, shape, runs, checkpoints)
         if dataset is not None and config.target.features == "cached":
             with found.collecting():
-                cache = cache_facts(config, dataset, facts, shape.target_layer_ids, on_gpu=on_gpu)
+                cache = cache_facts(config, dataset, facts, Capture.of(config, shape).layer_ids, on_gpu=on_gpu)
                 _examine_cache(found, cache)
     return found
 
@@ -237,16 +239,18 @@ def _examine_bytes(
         logits_chunk=config.drafter.logits_chunk,
         positions_at_once=min(config.drafter.positions_at_once, tokens * shape.block_size),
         context_tokens=tokens,
+        mix=mix_of(config.drafter.loss),
     )
+    capture = Capture.of(config, shape)
     target_element = _element_bytes(config.target.dtype, gpus)
     try:
-        target = target_weight_bytes(facts, shape.target_layer_ids, target_element)
+        target = target_weight_bytes(facts, capture.layer_ids, target_element)
     except RefusedInput:  # said already
         target = 0
-    largest = tokens * shape.feature_size * config.target.feature_number_bytes
+    largest = tokens * bytes_per_token(config, shape)
     activations = target_activation_bytes(facts, tokens, target_element)
     pool = min(config.pool.capacity_bytes, config.pool.capacity_items * largest)
-    last = max(shape.target_layer_ids)
+    last = max(capture.layer_ids)
     found.needs += [
         Need("target: weights", target, note=f"layers 0 .. {last} of {facts.layers}, no head; {target_element} bytes each"),
         Need("target: forward pass", activations, note=f"{tokens:,} tokens", estimated=True),
@@ -256,7 +260,7 @@ def _examine_bytes(
         Need("drafter: embedding and head", drafter.tables, note="the target's" + (", tied" if facts.tie_word_embeddings else "")),
         Need("drafter: logits chunk", drafter.logits, note=f"drafter.logits_chunk={config.drafter.logits_chunk:,}"),
         Need("drafter: forward pass", drafter.activations, note="kept for its backward", estimated=True),
-        Need("features of the largest batch", largest, note=f"{tokens:,} tokens x {shape.feature_size:,}"),
+        Need("features of the largest batch", largest, note=f"{tokens:,} tokens x {capture.width:,}{_last_state_note(capture)}"),
         Need("pool when full", pool, note=f"{config.pool.capacity_items} items, at most {_size(config.pool.capacity_bytes)}"),
     ]
     if largest > config.pool.capacity_bytes:
@@ -273,6 +277,10 @@ def _examine_bytes(
             _examine_store(found, config, pool, largest)
     else:
         found.warnings.append(f"the memory of the cluster at pipeline.ray_address={config.pipeline.ray_address} was not examined")
+
+
+def _last_state_note(capture: Capture) -> str:
+    return "" if capture.last_state is None else ", the target's last state for drafter.loss among them"
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
@@ -41,6 +43,30 @@ def explain(place: str, item: Any, known: list[str]) -> str:
     where = f"{key}: " if key else ""
     given = "" if item["type"] == "value_error" else f" (given: {item['input']!r})"
     return f"{place}: {where}{message}{given}"
+
+
+def read_weights(given: Any, known: Sequence[str]) -> dict[str, float]:
+    """A name, or a mapping of names to weights, as the mapping.
+
+    Raises:
+        ValueError: something else, an unknown name, a weight that is negative or not finite, or none above 0.
+    """
+    weights = {given: 1.0} if isinstance(given, str) else given
+    if not isinstance(weights, dict):
+        raise ValueError(f"{given!r} is neither a name nor a mapping of names to weights; the names are {', '.join(known)}")
+    read: dict[str, float] = {}
+    for name, weight in weights.items():
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=1)
+            raise ValueError(f"there is no {name!r}" + (f", did you mean {near[0]}?" if near else "") + f" ({', '.join(known)})")
+        if isinstance(weight, str) and _is_number(weight):  # YAML 1.1 reads 3e-4 as text
+            weight = float(weight)
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight) or weight < 0:
+            raise ValueError(f"the weight of {name} is {weight!r}; a number of 0 or more is needed")
+        read[name] = float(weight)
+    if not any(read.values()):
+        raise ValueError("no weight is above 0, so nothing would be learnt; give at least one, as in {kl: 1.0}")
+    return read
 
 
 def _is_number(text: str) -> bool:

@@ -40,6 +40,18 @@ def test_overrides_take_yaml_values(text, expected):
 
 
 @pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("kl", {"kl": 1.0}),
+        ("{kl: 0.5, cross_entropy: 0.5}", {"kl": 0.5, "cross_entropy": 0.5}),
+        ("{cross_entropy: 1e-1, total_variation: 1}", {"cross_entropy": 0.1, "total_variation": 1.0}),
+    ],
+)
+def test_a_loss_is_a_name_or_a_mix(text, expected):
+    assert build_config(LEAST, [f"drafter.loss={text}"]).drafter.loss == expected
+
+
+@pytest.mark.parametrize(
     ("override", "message"),
     [
         ("optim.lrr=1", r"unknown key optim.lrr; did you mean optim.lr\?"),
@@ -52,6 +64,12 @@ def test_overrides_take_yaml_values(text, expected):
         ("batching.strategy=clever", r"batching.strategy: .*'sorted'"),
         ("pool.policy=round_robin_wait", r"can deadlock: set pool.wait_seconds"),
         ("drafter.layer_types=[full_attention]", r"layer_types has 1 entries for layers=5"),
+        ("drafter.loss=kll", r"drafter.loss: there is no 'kll', did you mean kl\? \(cross_entropy, dpace, kl, "),
+        ("drafter.loss={kl: -1}", r"drafter.loss: the weight of kl is -1; a number of 0 or more"),
+        ("drafter.loss={kl: .nan}", r"drafter.loss: the weight of kl is nan"),
+        ("drafter.loss={kl: true}", r"drafter.loss: the weight of kl is True"),
+        ("drafter.loss={kl: 0, dpace: 0}", r"drafter.loss: no weight is above 0"),
+        ("drafter.loss=[kl]", r"drafter.loss: \['kl'\] is neither a name nor a mapping"),
         ("nonsense", r"expected section.key=value"),
         ("optim.lr=[", r"not YAML"),
     ],

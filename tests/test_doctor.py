@@ -21,6 +21,7 @@ from dflash.doctor import Examination, examine
 from dflash.errors import RefusedInput
 from dflash.machine import Gpu
 from dflash.model.facts import resolve_target, target_facts
+from dflash.predict.workload import feature_bytes_per_token
 
 GIB = 2**30
 Usage = namedtuple("Usage", "total used free")
@@ -70,6 +71,15 @@ def test_a_run_that_fits_has_no_faults_and_every_figure(data: Path, tmp_path: Pa
     assert told["fits"] is True
     assert told["device"] == "cpu"
     assert all(len(line) == 4 for line in found.lines())
+
+
+def test_the_state_an_objective_needs_is_counted_wherever_features_are(data: Path, tmp_path: Path) -> None:
+    plain = examine(config(data), runs=tmp_path)
+    kl = examine(config(data, drafter={"loss": "kl"}), runs=tmp_path)
+    assert needs(kl, "features of the largest batch") * 2 == needs(plain, "features of the largest batch") * 3
+    assert needs(kl, "target: weights") > needs(plain, "target: weights")  # all layers, up to the last
+    assert feature_bytes_per_token(config(data, drafter={"loss": "acceptance"})) == 3 * 128 * 2
+    assert any("the target's last state for drafter.loss" in note for *_, note in kl.lines())
 
 
 def test_it_loads_no_torch_and_takes_about_a_second(data: Path) -> None:

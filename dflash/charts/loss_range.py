@@ -24,7 +24,7 @@ def first_fall(losses: Numbers) -> int:
     if not sample.size:
         return 0
     median = float(np.median(sample))
-    if _bounds(losses)[1] <= HIGH * median:
+    if median <= 0 or _bounds(losses)[1] <= HIGH * median:  # an objective may be negative, minus an accepted length
         return 0
     return int(np.argmax(losses < FALLEN * median))
 

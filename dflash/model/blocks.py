@@ -69,7 +69,9 @@ class DraftBlocks:
         anchor_positions: [blocks].
         slots: [slots]; block * block_size + k of each supervised slot, ascending; k is 1 .. block_size - 1.
         labels: [slots]; the token id to predict, the one at position a + k (labels are not shifted).
+        label_tokens: [slots]; index of each label in the batch's flat tokens. The target predicts it from the state of the token before.
         weights: [slots]; float32, exp(-(k - 1) / gamma).
+        full_weight: sum of the weights of a block whose slots are all supervised.
     """
 
     layout: BlockLayout
@@ -79,7 +81,9 @@ class DraftBlocks:
     anchor_positions: NDArray[np.int64]
     slots: NDArray[np.int64]
     labels: NDArray[np.int64]
+    label_tokens: NDArray[np.int64]
     weights: NDArray[np.float32]
+    full_weight: float
 
 
 def lay_out(rows: TokenRows, anchors: Anchors, *, block_size: int, gamma: float, is_causal: bool) -> DraftBlocks:
@@ -109,5 +113,7 @@ def lay_out(rows: TokenRows, anchors: Anchors, *, block_size: int, gamma: float,
         anchor_positions=anchors.position,
         slots=block * block_size + step + 1,
         labels=rows.tokens[label_index[supervised]].astype(np.int64),
+        label_tokens=label_index[supervised],
         weights=np.exp(-step / gamma).astype(np.float32),
+        full_weight=float(np.exp(-(steps - 1) / gamma).sum()),
     )

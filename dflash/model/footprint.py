@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from dflash.errors import RefusedInput
 from dflash.model.facts import TargetFacts
+from dflash.model.objectives.registry import CROSS_ENTROPY, Mix
 from dflash.model.shape import DrafterShape
 from dflash.model.weight_headers import stored_tensors
 
@@ -27,7 +28,7 @@ class DrafterFootprint:
         parameters: numbers in its weights.
         weights, gradients, moments: float32; the moments are the optimiser's: two numbers a weight for AdamW, one a matrix element for Muon.
         tables: the target's embedding and head (once when tied).
-        logits: of the largest chunk of the loss.
+        logits: of the largest chunk of the loss, what is made of them included.
         activations: estimate of what a pass over `positions_at_once` drafted positions keeps for its backward.
     """
 
@@ -95,6 +96,7 @@ def drafter_footprint(
     logits_chunk: int,
     positions_at_once: int,
     context_tokens: int,
+    mix: Mix = CROSS_ENTROPY,
 ) -> DrafterFootprint:
     """Bytes of one drafter replica.
 
@@ -106,10 +108,15 @@ def drafter_footprint(
         logits_chunk: logits computed at a time, at most.
         positions_at_once: drafted positions of a pass, at most.
         context_tokens: tokens of the largest batch.
+        mix: of objectives.
     """
     parameters = drafter_parameters(shape)
     table = shape.vocab_size * shape.hidden_size * element_bytes
-    logits = max(shape.vocab_size, min(logits_chunk, positions_at_once * shape.vocab_size))
+    models = 2 if mix.needs_target else 1
+    fewest = shape.block_size - 1 if mix.by_block else 1
+    slots = max(fewest, min(logits_chunk // (models * shape.vocab_size), positions_at_once))
+    # float32: the drafter's, with a target its distribution and the sign of their difference, with a soft cap its slope
+    float32 = 1 + 2 * mix.needs_target + (shape.final_logit_softcap is not None)
     heads = shape.head_dim * (2 * shape.heads + 2 * shape.kv_heads)
     a_position = shape.layers * (6 * shape.hidden_size + 2 * heads + 3 * shape.intermediate_size)
     a_context_token = shape.feature_size + 2 * shape.hidden_size + shape.layers * 4 * shape.kv_heads * shape.head_dim
@@ -119,7 +126,7 @@ def drafter_footprint(
         gradients=4 * parameters,
         moments=optimizer_bytes(shape, optimizer),
         tables=table if tied else 2 * table,
-        logits=logits * (4 if element_bytes == 4 else 4 + element_bytes),
+        logits=slots * shape.vocab_size * (4 * float32 + (0 if element_bytes == 4 else element_bytes)),
         activations=element_bytes * (positions_at_once * a_position + context_tokens * a_context_token),
     )
 

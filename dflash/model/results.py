@@ -75,7 +75,7 @@ class BatchResult:
     """One batch (or several, merged): the sums its backward pass added to the window.
 
     Attributes:
-        loss_sum: sum over supervised slots of weight x negative log-likelihood, in nats.
+        loss_sum: sum of the objective (`drafter.loss`); cross entropy: over supervised slots, weight x negative log-likelihood, in nats.
         weight_sum: sum of those weights.
         tokens: real tokens of the batch.
         loss_tokens: tokens of the batch with the loss mask set.
@@ -84,6 +84,7 @@ class BatchResult:
         seconds: wall seconds of the drafter's work.
         metrics: hits of the slots; None when they were not asked for.
         walk: what a walk over the answers yields (see `walk`); held-out batches only.
+        cross_entropy_sum: sum over supervised slots of weight x negative log-likelihood, in nats, whatever the objective; None: not told.
     """
 
     loss_sum: float
@@ -95,11 +96,17 @@ class BatchResult:
     seconds: float
     metrics: BlockMetrics | None = None
     walk: Rounds | None = None
+    cross_entropy_sum: float | None = None
 
     @property
     def loss(self) -> float:
-        """Weighted mean negative log-likelihood in nats; nan without supervised slots."""
+        """Mean of the objective by weight; nan without supervised slots."""
         return _ratio(self.loss_sum, self.weight_sum)
+
+    @property
+    def cross_entropy(self) -> float | None:
+        """Weighted mean negative log-likelihood in nats, comparable between objectives; None when it was not told."""
+        return None if self.cross_entropy_sum is None else _ratio(self.cross_entropy_sum, self.weight_sum)
 
     @property
     def accuracy(self) -> float | None:
@@ -127,7 +134,7 @@ class StepResult:
     """One optimiser step over a whole window.
 
     Attributes:
-        loss: weighted mean over the window and all replicas, in nats.
+        loss: mean of the objective by weight over the window and all replicas; of cross entropy in nats.
         grad_norm: global norm of the gradient of that mean, before clipping.
         weight_sum: the window's weights over all replicas.
         skipped: True when nothing was changed.
@@ -146,6 +153,7 @@ class StepResult:
 def merged(results: Iterable[BatchResult]) -> BatchResult:
     """Add up results of the same drafter; metrics are added over those batches that have them."""
     batches = list(results)
+    told = [batch.cross_entropy_sum for batch in batches if batch.cross_entropy_sum is not None]
     return BatchResult(
         loss_sum=sum(batch.loss_sum for batch in batches),
         weight_sum=sum(batch.weight_sum for batch in batches),
@@ -156,6 +164,7 @@ def merged(results: Iterable[BatchResult]) -> BatchResult:
         seconds=sum(batch.seconds for batch in batches),
         metrics=merged_metrics([batch.metrics for batch in batches if batch.metrics is not None]),
         walk=merged_rounds([batch.walk for batch in batches if batch.walk is not None]),
+        cross_entropy_sum=sum(told) if len(told) == len(batches) else None,
     )
 
 

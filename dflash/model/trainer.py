@@ -30,9 +30,11 @@ from dflash.errors import RefusedInput
 from dflash.model.anchors import EVALUATION, Anchors, draw_anchors, noise_seed
 from dflash.model.attention import attention_backend
 from dflash.model.blocks import DraftBlocks, lay_out
+from dflash.model.capture import Capture
 from dflash.model.drafter import Drafter, DrafterLayer, block_input
 from dflash.model.facts import target_facts
-from dflash.model.loss import HeadLoss, head_loss
+from dflash.model.loss import HeadLoss, Places, TargetStates, head_loss
+from dflash.model.objectives.registry import CROSS_ENTROPY, Mix, mix_of
 from dflash.model.optimizer import DrafterOptimizer
 from dflash.model.results import BatchResult, BlockMetrics, StepResult, merged_metrics
 from dflash.model.shape import DrafterShape
@@ -52,6 +54,7 @@ class DrafterTrainer:
     Attributes:
         drafter: the module; parameters float32.
         shape: its sizes and rules.
+        capture: what it expects of the target.
         steps: optimiser steps taken.
     """
 
@@ -64,7 +67,9 @@ class DrafterTrainer:
         self.config = config
         self.device = torch.device(device)
         self.shape = DrafterShape.resolve(config.drafter, target_facts(config.target.path))
+        self.capture = Capture.of(config, self.shape)
         self.steps = 0
+        self._mix = mix_of(config.drafter.loss)
         on_gpu = self.device.type == "cuda"
         self._autocasts = config.drafter.precision == "bfloat16" or (config.drafter.precision == "auto" and on_gpu)
         self._dtype = torch.bfloat16 if self._autocasts else torch.float32
@@ -88,7 +93,7 @@ class DrafterTrainer:
 
         Args:
             rows: the batch's conversations, end to end.
-            features: [tokens, captured layers x hidden], of exactly these tokens; any device and float dtype.
+            features: [tokens, capture.width], of exactly these tokens; any device and float dtype.
             epoch: decides, with optim.seed and each sample's id, the anchors and the noise.
             anchors: blocks a conversation, at most; None: drafter.anchors.
             with_metrics: whether to count hits (costs a comparison, no second pass over the vocabulary).
@@ -108,7 +113,7 @@ class DrafterTrainer:
         anchors = draw_anchors(rows, budget=self.config.evaluation.anchors, seed=self.config.optim.seed, epoch=EVALUATION)
         result = self._run(rows, features, anchors, epoch=EVALUATION, with_metrics=True, learn=False)
         places = places_to_walk(rows, self.config.evaluation.decode_tokens)
-        drafted = self._draft(rows, features, places, noise_epoch=None, with_hits=True)
+        drafted = self._draft(rows, features, places, CROSS_ENTROPY, noise_epoch=None, with_hits=True)
         streaks = [_streaks(_right_slots(blocks, outcome.hits.cpu().numpy())) for blocks, outcome in drafted]
         return _timed(replace(result, walk=walk(places, np.concatenate([np.empty(0, np.int64), *streaks]))), started)
 
@@ -177,11 +182,13 @@ class DrafterTrainer:
         self, rows: TokenRows, features: Tensor, anchors: Anchors, *, epoch: int, with_metrics: bool, learn: bool
     ) -> BatchResult:
         """All blocks of a batch: their loss, and backward of it when there is something to `learn`."""
-        loss_sum, weight_sum, slots, metrics = 0.0, 0.0, 0, []
-        for blocks, outcome in self._draft(rows, features, anchors, noise_epoch=epoch if learn else None, with_hits=with_metrics):
+        loss_sum, cross_entropy_sum, weight_sum, slots, metrics = 0.0, 0.0, 0.0, 0, []
+        noise_epoch = epoch if learn else None
+        for blocks, outcome in self._draft(rows, features, anchors, self._mix, noise_epoch=noise_epoch, with_hits=with_metrics):
             if learn:
                 outcome.loss_sum.backward()  # type: ignore[no-untyped-call]
             loss_sum += float(outcome.loss_sum.detach())
+            cross_entropy_sum += float(outcome.cross_entropy_sum)
             weight_sum += float(blocks.weights.sum(dtype=np.float64))
             slots += len(blocks.slots)
             if with_metrics:
@@ -195,14 +202,17 @@ class DrafterTrainer:
             slots=slots,
             seconds=0.0,
             metrics=merged_metrics(metrics),
+            cross_entropy_sum=cross_entropy_sum,
         )
 
     def _draft(
-        self, rows: TokenRows, features: Tensor, anchors: Anchors, *, noise_epoch: int | None, with_hits: bool
+        self, rows: TokenRows, features: Tensor, anchors: Anchors, mix: Mix, *, noise_epoch: int | None, with_hits: bool
     ) -> Iterator[tuple[DraftBlocks, HeadLoss]]:
         """Draft all blocks of a batch, a bounded number at a time."""
         if len(features) != len(rows.tokens):
             raise ValueError(f"{len(features)} rows of features for {len(rows.tokens)} tokens")
+        if features.shape[1] != self.capture.width:
+            raise ValueError(f"features of {features.shape[1]} numbers a token, {self.capture.width} are needed")
         for part in anchors.split(max(1, self.config.drafter.positions_at_once // self.shape.block_size)):
             blocks = lay_out(rows, part, block_size=self.shape.block_size, gamma=self.shape.gamma, is_causal=self.shape.is_causal)
             visible = self._visible_features(rows, features, blocks, noise_epoch=noise_epoch)
@@ -216,12 +226,24 @@ class DrafterTrainer:
                     torch.from_numpy(blocks.weights).to(self.device),
                     logits_chunk=self.config.drafter.logits_chunk,
                     with_hits=with_hits,
+                    mix=mix,
+                    places=Places(blocks.slots, self.shape.block_size, blocks.full_weight),
+                    target=self._target_states(features, blocks) if mix.needs_target else None,
+                    softcap=self.shape.final_logit_softcap,
                 )
             yield blocks, outcome
 
+    def _target_states(self, features: Tensor, blocks: DraftBlocks) -> TargetStates:
+        """The target's last states that predict the labels, each once, on this device."""
+        assert self.capture.last_state is not None
+        positions, of_slot = np.unique(blocks.label_tokens - 1, return_inverse=True)
+        states = features[:, self.capture.last_state][torch.from_numpy(positions).to(features.device)]
+        return TargetStates(states.to(self.device, self._dtype), of_slot)
+
     def _visible_features(self, rows: TokenRows, features: Tensor, blocks: DraftBlocks, *, noise_epoch: int | None) -> Tensor:
         """The features of the pass's context rows on this device, with noise when the config asks for it."""
-        visible = features[torch.from_numpy(blocks.context_tokens).to(features.device)].to(self.device, self._dtype)
+        read = features[:, : self.shape.feature_size]
+        visible = read[torch.from_numpy(blocks.context_tokens).to(features.device)].to(self.device, self._dtype)
         noise = self.config.drafter.noise
         if not noise or noise_epoch is None or not len(visible):
             return visible

@@ -8,6 +8,7 @@ from typing import Any
 from dflash.config import RunConfig
 from dflash.data.dataset import TokenDataset
 from dflash.model.cache_facts import CacheFacts, cache_facts
+from dflash.model.capture import Capture
 from dflash.model.facts import target_facts
 from dflash.model.feature_cache import FeatureCache, make_cache
 from dflash.model.shape import DrafterShape
@@ -24,7 +25,7 @@ def prepare_cache(config: RunConfig, dataset: TokenDataset, shape: DrafterShape)
     if config.target.features == "live":
         return None
     on_gpu = pick_device(config.pipeline.device).type == "cuda"
-    facts = cache_facts(config, dataset, target_facts(config.target.path), shape.target_layer_ids, on_gpu=on_gpu)
+    facts = cache_facts(config, dataset, target_facts(config.target.path), Capture.of(config, shape).layer_ids, on_gpu=on_gpu)
     facts.refuse_another()
     facts.refuse_small_disk()
     make_cache(facts)

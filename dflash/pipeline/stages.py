@@ -20,6 +20,7 @@ from dflash.data.dataset import TokenDataset
 from dflash.data.rows import TokenRows
 from dflash.errors import RefusedInput, RunFailed
 from dflash.model.cache_facts import CacheFacts
+from dflash.model.capture import Capture
 from dflash.model.facts import target_facts
 from dflash.model.feature_cache import CachedTarget, FeatureCache
 from dflash.model.first_weights import take_first_weights
@@ -43,7 +44,7 @@ class Target(Protocol):
     """Makes features."""
 
     def features(self, rows: TokenRows, *, packed: bool) -> torch.Tensor:
-        """The target's captured hidden states [tokens, captured layers x hidden]."""
+        """The target's captured hidden states [tokens, width of `model.capture.Capture`]."""
 
 
 class Drafter(Protocol):
@@ -98,11 +99,12 @@ class RealStages:
         """The frozen target on this process's device, or what reads its features from the cache."""
         use_threads(self.config)
         settings, device = self.config.target, pick_device(self.config.pipeline.device)
+        shape = DrafterShape.resolve(self.config.drafter, target_facts(settings.path))
 
         def load() -> FrozenTarget:
             return FrozenTarget.load(
                 settings.path,
-                layer_ids=DrafterShape.resolve(self.config.drafter, target_facts(settings.path)).target_layer_ids,
+                layer_ids=Capture.of(self.config, shape).layer_ids,
                 device=device,
                 dtype=settings.dtype,
                 attention=settings.attention,

@@ -19,6 +19,7 @@ from dflash.config import RunConfig
 from dflash.data.dataset import TokenDataset
 from dflash.doctor import examine
 from dflash.model.cache_facts import CacheFacts
+from dflash.model.capture import bytes_per_token
 from dflash.model.facts import target_facts
 from dflash.model.shape import DrafterShape
 from dflash.model.warm_start import WarmStart
@@ -246,7 +247,7 @@ def _assemble(
         ledger,
         engine,
         reporter,
-        feature_bytes_per_token=shape.feature_size * config.target.feature_number_bytes,
+        feature_bytes_per_token=bytes_per_token(config, shape),
         checkpointer=store,
         holdout=plan_holdout(stream, dataset.loss_tokens, held_out),
         progress=progress,

@@ -142,7 +142,14 @@ def write_costs(path: str | Path, file: CostsFile) -> None:
 def drafter_summary(config: RunConfig) -> dict[str, Any]:
     """What the drafter's terms depend on, besides what they are multiplied by."""
     drafter = config.drafter
-    return {"layers": drafter.layers, "block_size": drafter.block_size, "precision": drafter.precision, "compile": drafter.compile}
+    objectives = "+".join(sorted(name for name, weight in drafter.loss.items() if weight))
+    return {
+        "layers": drafter.layers,
+        "block_size": drafter.block_size,
+        "precision": drafter.precision,
+        "compile": drafter.compile,
+        "loss": objectives,
+    }
 
 
 def device_name(device: str, machine: dict[str, Any] | None = None) -> str:
@@ -160,8 +167,9 @@ def mismatches(about: About, config: RunConfig, place: str) -> list[str]:
     if about.target != config.target.path:
         found.append(f"{place} was measured with the target {about.target}, the config has {config.target.path}")
     drafter = drafter_summary(config)
+    known = {"loss": "cross_entropy", **about.drafter}  # files from before there were others don't name it
     for key, here in drafter.items():
-        there = about.drafter.get(key, here)
+        there = known.get(key, here)
         if there != here:
             found.append(f"{place} was measured with drafter.{key}={there}, the config has {here}")
     measured_on_cpu, runs_on = about.device.startswith("cpu"), config.pipeline.device

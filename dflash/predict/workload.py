@@ -79,6 +79,7 @@ def draw_lengths(simulation: SimulationConfig, samples: int | None = None) -> ND
 
 def feature_bytes_per_token(config: RunConfig) -> int:
     """Bytes of features a token: as set, else from the sizes of target and drafter, else the field record's."""
+    from dflash.model.capture import bytes_per_token
     from dflash.model.facts import target_facts
     from dflash.model.shape import DrafterShape
 
@@ -88,7 +89,7 @@ def feature_bytes_per_token(config: RunConfig) -> int:
         shape = DrafterShape.resolve(config.drafter, target_facts(config.target.path))
     except RefusedInput:  # no such target on this machine, which needn't have one
         return RECORD_FEATURE_BYTES
-    return shape.feature_size * config.target.feature_number_bytes
+    return bytes_per_token(config, shape)
 
 
 def _from_dataset(config: RunConfig) -> tuple[NDArray[np.int32], NDArray[np.int64]]:

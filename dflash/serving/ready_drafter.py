@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from dflash.model.drafter import Drafter, DrafterLayer
+from dflash.model.objectives.measures import capped
 from dflash.model.rotary import rotary_angles
 
 _TABLE_POSITIONS = 512  # of the table of angles at first; doubled when short
@@ -122,8 +123,7 @@ class ReadyDrafter:
         """States [slots, hidden] after the last layer -> the drafter's logits [slots, vocabulary], float32."""
         hidden = self._normed(states, self._final_norm).to(self._head.dtype)
         logits = functional.linear(hidden, self._head).float()
-        cap = self.shape.final_logit_softcap
-        return logits if cap is None else cap * torch.tanh(logits / cap)
+        return capped(logits, self.shape.final_logit_softcap)
 
     def angles(self, start: int, end: int) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines (see `turned`) of the positions start .. end - 1: [positions, 1, head_dim] float32."""

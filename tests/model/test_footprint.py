@@ -19,6 +19,7 @@ from dflash.model.footprint import (
     refuse_unfit_tables,
     target_weight_bytes,
 )
+from dflash.model.objectives.registry import mix_of
 from dflash.model.shape import DrafterShape
 from dflash.model.target import FrozenTarget
 from dflash.model.trainer import DrafterTrainer
@@ -94,6 +95,25 @@ def test_a_target_without_a_head_or_of_another_size_is_refused(target_folder: Ca
         refuse_unfit_tables(replace(tied, tie_word_embeddings=False))
     with pytest.raises(RefusedInput, match=r"embed_tokens\.weight is \[97, 32\], config\.json says \[97, 64\]"):
         refuse_unfit_tables(replace(whole, hidden_size=64))
+
+
+@pytest.mark.parametrize(
+    ("loss", "logits_chunk", "slots", "buffers"),
+    [({"dpace": 1.0}, 10, 4, 1), ({"kl": 1.0}, 97 * 6, 3, 3), ({"kl": 1.0}, 10, 1, 3), ({"acceptance": 1.0}, 97 * 99, 9, 3)],
+)
+def test_an_objective_pays_for_the_targets_logits_and_for_whole_blocks(target_folder, loss, logits_chunk, slots, buffers):
+    shape = DrafterShape.resolve(tiny_config(target_folder("qwen3")).drafter, target_facts(target_folder("qwen3")))
+    held = drafter_footprint(
+        shape,
+        optimizer="adamw",
+        tied=True,
+        element_bytes=4,
+        logits_chunk=logits_chunk,
+        positions_at_once=9,
+        context_tokens=7,
+        mix=mix_of(loss),
+    )
+    assert held.logits == slots * 97 * 4 * buffers
 
 
 def test_logits_in_bfloat16_are_counted_with_their_float32_copy(target_folder: Callable[[str], Path]) -> None:

@@ -24,6 +24,7 @@ SIZES = {
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"num_hidden_layers": 4, "head_dim": 16},
     "llama": {"num_hidden_layers": 4, "tie_word_embeddings": True},
+    "gemma2": {"num_hidden_layers": 4, "head_dim": 16, "query_pre_attn_scalar": 16, "final_logit_softcapping": 2.0},
     "qwen3_5_text": {
         "num_hidden_layers": 8,
         "head_dim": 16,

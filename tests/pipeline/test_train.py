@@ -72,9 +72,11 @@ def test_stage_seconds_and_waits_sum_to_wall_time(tmp_path, small_config):
         assert spent == pytest.approx(last["clock_seconds"] - first["clock_seconds"], rel=0.01, abs=1e-3)
 
 
-@pytest.mark.parametrize("policy", ["oldest", "random"])
-def test_a_run_stopped_at_any_step_and_resumed_ends_with_the_same_bits(tmp_path, small_config, policy):
-    config = small_config("optim.epochs=2", f"pool.policy={policy}", "drafter.noise=0.1", "pipeline.targets=2")
+@pytest.mark.parametrize(("policy", "loss"), [("oldest", "cross_entropy"), ("random", "{kl: 0.5, acceptance: 0.5}")])
+def test_a_run_stopped_at_any_step_and_resumed_ends_with_the_same_bits(tmp_path, small_config, policy, loss):
+    config = small_config(
+        "optim.epochs=2", f"pool.policy={policy}", f"drafter.loss={loss}", "drafter.noise=0.1", "pipeline.targets=2"
+    )
     whole = create_run(tmp_path, "whole", config)
     total = drive_run(whole, lambda line: None).step
     for stop_at in (1, total // 2, total - 1):
@@ -87,6 +89,18 @@ def test_a_run_stopped_at_any_step_and_resumed_ends_with_the_same_bits(tmp_path,
         assert expected.keys() == found.keys()
         for name in expected:
             assert np.array_equal(expected[name], found[name]), name
+
+
+@pytest.mark.parametrize("loss", ["dpace", "kl", "total_variation", "acceptance", "{cross_entropy: 0.1, total_variation: 0.9}"])
+def test_a_run_on_each_objective_learns_and_tells_cross_entropy_beside_it(tmp_path, small_config, loss):
+    run = create_run(tmp_path, "run", small_config(f"drafter.loss={loss}", "optim.max_steps=4", "evaluation.every=4"))
+    assert drive_run(run, lambda line: None).state == "finished"
+    steps, (*_, last) = read_events(run.events, "step"), read_events(run.events, "evaluation")
+    assert [step["skipped"] for step in steps] == [False] * 4
+    assert steps[-1]["loss"] < steps[0]["loss"]
+    for told in (*steps, last):
+        assert told["cross_entropy"] > 0
+        assert told["cross_entropy"] != told["loss"]
 
 
 @pytest.mark.parametrize("accumulate", [3, 4, 7])

@@ -29,6 +29,7 @@ def test_a_costs_file_comes_back_as_written_and_stands_in_for_the_terms(small, t
     [
         (("target.path=other",), ("target none", "config has other")),
         (("drafter.layers=9",), ("drafter.layers=5", "config has 9")),
+        (("drafter.loss={kl: 0.5, dpace: 1}",), ("drafter.loss=cross_entropy", "config has dpace+kl")),
         (("pipeline.engine=inline",), ("on the ray engine", "pipeline.engine=inline")),
         (("pipeline.device=cuda",), ("on cpu (2 cores, x86_64)", "pipeline.device=cuda")),
         (("batching.strategy=packed",), ("padded batches alone", "calibrate on such a run")),
@@ -39,6 +40,15 @@ def test_costs_of_another_model_or_device_are_warned_of_with_both_named(small, t
     write_costs(path, costs_file(small()))
     (warning,) = resolve_costs(small(f"simulation.costs={path}", *settings)).warnings
     assert all(part in warning for part in both)
+
+
+def test_costs_from_before_there_were_objectives_are_those_of_cross_entropy(small, tmp_path):
+    path = tmp_path / "costs.yaml"
+    tree = costs_file(small()).model_dump(mode="json")
+    del tree["about"]["drafter"]["loss"]
+    path.write_text(yaml.safe_dump(tree))
+    assert resolve_costs(small(f"simulation.costs={path}")).warnings == ()
+    assert "config has kl" in resolve_costs(small(f"simulation.costs={path}", "drafter.loss=kl")).warnings[0]
 
 
 @pytest.mark.parametrize(
