@@ -257,6 +257,9 @@ class SimulationConfig(Section):
     target_per_padded_token: Seconds = Field(1.5625e-4, description="s a padded token")
     target_per_length_squared: Seconds = Field(0.0, description="s a squared length, padding included: rows x longest^2")
     target_per_packed_token: Seconds = Field(0.0, description="s more a real token of a packed batch")
+    target_read_per_token: Seconds = Field(
+        0.0, description="s a token read, not computed (target.features=cached, second epoch on)"
+    )
     drafter_fixed: Seconds = Field(0.0, description="s a batch")
     drafter_per_row: Seconds = Field(0.0, description="s a row")
     drafter_per_token: Seconds = Field(7.0e-5, description="s a real token")

@@ -17,7 +17,7 @@ seconds from those a token takes. Of drafters they tell the share of a training 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -50,8 +50,8 @@ class RunCosts:
         name: the run's.
         config: its settings.
         machine: its manifest's machine.
-        batches: its batch events without the first window, with the columns `anchor_tokens`, `padded_squares`, `packed_tokens` and
-            `metrics` added.
+        batches: its batch events without the first window, with the columns `anchor_tokens`, `padded_squares`, `packed_tokens`,
+            `metrics` and `was_read` (features from a cache) added.
         step_seconds: of each optimiser step but the first [steps].
         copy_seconds: a job's messages and copies, mean.
         checkpoint_seconds: of a checkpoint, mean; None when none was written.
@@ -97,7 +97,10 @@ def calibrate(runs: Sequence[RunFolder]) -> Calibration:
     """
     read = [read_run(run) for run in runs]
     _refuse_mixtures(read)
-    fits = {"prefetch": _fit_prefetch(read), "target": _fit_target(read), "drafter": _fit_drafter(read), "step": _fit_step(read)}
+    fits = {"prefetch": _fit_prefetch(read), "drafter": _fit_drafter(read), "step": _fit_step(read)}
+    computed, from_cache = (_where(read, was_read=was_read) for was_read in (False, True))
+    fits |= {"target": _fit_target(computed)} if computed else {}
+    fits |= {"target reads": _fit_reads(from_cache)} if from_cache else {}
     terms = {term.name: _term(term) for fit in fits.values() for term in fit.terms}
     terms["copy_fixed"] = _measured([run.copy_seconds for run in read])
     checkpoints = [run.checkpoint_seconds for run in read if run.checkpoint_seconds is not None]
@@ -106,7 +109,7 @@ def calibrate(runs: Sequence[RunFolder]) -> Calibration:
     shares = _evaluation_shares(read, cost_model({name: term.value for name, term in terms.items()}, 0.0))
     if shares:
         terms["evaluation_share"] = _measured(shares)
-    spread = float(np.mean([fits[stage].spread for stage in ("target", "drafter")]))
+    spread = float(np.mean([fits[stage].spread for stage in ("target", "drafter") if stage in fits]))
     first = read[0]
     device = device_name(_device(first), first.machine)
     about = About(
@@ -128,6 +131,8 @@ def calibrate(runs: Sequence[RunFolder]) -> Calibration:
         unknown.append(
             f"evaluation_share can't be told (no run evaluated twice with its data at hand); {UNKNOWN_EVALUATION:.2f} is taken"
         )
+    if not computed:
+        unknown.append("the target's terms can't be told: these runs read all features from a filled cache")
     return Calibration(file, stages, unknown, shared)
 
 
@@ -138,7 +143,7 @@ def read_run(run: RunFolder) -> RunCosts:
         RefusedInput: it was simulated, or has too few batches.
     """
     config, machine = run.config(), run.manifest().get("sessions", [{}])[-1].get("machine", {})
-    events = read_events(run.events, "batch", "step", "sample", "checkpoint", "evaluation")
+    events = read_events(run.events, "batch", "step", "sample", "checkpoint", "evaluation", "feature_cache")
     batches, steps = event_frame(events, "batch"), event_frame(events, "step")
     if steps.height > 1:
         batches = batches.filter(pl.col("time") > steps["time"].min())
@@ -158,6 +163,7 @@ def read_run(run: RunFolder) -> RunCosts:
         _anchor_tokens(batches, config, workload).alias("anchor_tokens"),
         (pl.col("tokens") * packed).alias("packed_tokens"),
         pl.col("accuracy").is_not_null().cast(pl.Float64).alias("metrics"),
+        _was_read(config, events).alias("was_read"),
         *(pl.col(f"{stage}_seconds") / sharing for stage in ("prefetch", "target", "drafter")),
     )
     saved = sum(1 for event in events if event["event"] == "checkpoint")
@@ -173,6 +179,29 @@ def read_run(run: RunFolder) -> RunCosts:
         workload=workload,
         sharing=sharing,
     )
+
+
+def _was_read(config: RunConfig, events: list[dict[str, Any]]) -> pl.Expr:
+    """Whether a batch's features were read from a cache: of a run that filled it, from the second epoch on."""
+    if config.target.features == "live":
+        return pl.lit(value=False)
+    first = next((event for event in events if event["event"] == "feature_cache"), {})
+    if first and first["samples"] == first["of_samples"]:
+        return pl.lit(value=True)
+    return pl.col("batch").str.split(".").list.first() != "0"
+
+
+def _where(runs: list[RunCosts], *, was_read: bool) -> list[RunCosts]:
+    """The runs with only those batches whose features were read, or computed; evaluations of a cached run count as neither."""
+    parts = [
+        replace(
+            run,
+            batches=run.batches.filter(pl.col("was_read") == was_read),
+            evaluations=run.evaluations if run.config.target.features == "live" else [],
+        )
+        for run in runs
+    ]
+    return [part for part in parts if part.batches.height]
 
 
 def _workload(config: RunConfig) -> Workload | None:
@@ -253,6 +282,10 @@ def _fit_target(runs: list[RunCosts]) -> Fit:
     seconds = np.concatenate([_column(runs, "target_seconds"), [spent for spent, _ in evaluated]])
     columns = {name: np.concatenate([column, [sums.get(name, 0.0) for _, sums in evaluated]]) for name, column in columns.items()}
     return fit_terms(seconds, columns)
+
+
+def _fit_reads(runs: list[RunCosts]) -> Fit:
+    return fit_terms(_column(runs, "target_seconds"), {"target_read_per_token": _column(runs, "tokens")})
 
 
 def _target_sums(batches: list[PlannedBatch]) -> dict[str, float]:

@@ -15,7 +15,7 @@ by the runs at hand, see `calibration`.
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from dflash.errors import RefusedInput
 from dflash.pipeline.engines.simulated import CostModel
 from dflash.runs.folder import write_text
 
-TERMS = tuple(field.name for field in fields(CostModel) if field.name not in ("noise", "drafters"))
+TERMS = tuple(field.name for field in fields(CostModel) if field.name not in ("noise", "drafters", "reads_features"))
 RECORD = "the config's own terms"
 UNKNOWN_EVALUATION = CostModel.evaluation_share
 """Taken where no run has told: of three passes over the weights, forward and twice as much backward, one."""
@@ -85,17 +85,23 @@ def resolve_costs(config: RunConfig) -> ResolvedCosts:
     Raises:
         RefusedInput: the costs file can't be used.
     """
-    simulation = config.simulation
+    simulation, reads_features = config.simulation, config.target.features == "cached"
     if simulation.costs is None:
         values = {name: getattr(simulation, name) for name in TERMS}
-        return ResolvedCosts(cost_model(values, simulation.noise), simulation.cores, RECORD)
+        model = replace(cost_model(values, simulation.noise), reads_features=reads_features)
+        return ResolvedCosts(model, simulation.cores, RECORD)
     file = read_costs(simulation.costs)
     warnings = mismatches(file.about, config, simulation.costs)
     if config.batching.strategy == "packed" and "target_per_packed_token" not in file.terms:
         warnings.append(
             f"{simulation.costs} was measured on padded batches alone; packed ones may cost more: calibrate on such a run too"
         )
-    return ResolvedCosts(file.model(), simulation.cores or file.cores, simulation.costs, tuple(warnings))
+    if reads_features and "target_read_per_token" not in file.terms:
+        warnings.append(
+            f"{simulation.costs} was measured on live features alone; reading counts as free: calibrate on a cached run too"
+        )
+    model = replace(file.model(), reads_features=reads_features)
+    return ResolvedCosts(model, simulation.cores or file.cores, simulation.costs, tuple(warnings))
 
 
 def cost_model(terms: dict[str, float], noise: float) -> CostModel:

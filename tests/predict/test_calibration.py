@@ -83,3 +83,18 @@ def test_the_share_that_evaluation_takes_is_measured_where_runs_evaluated(tmp_pa
     assert "evaluation_share" not in found.file.terms
     assert any("evaluation_share can't be told" in line for line in found.unknown)
     assert found.file.model().evaluation_share == pytest.approx(1 / 3)
+
+
+def test_batches_read_from_a_cache_are_fitted_apart_from_computed_ones_and_predict_a_cached_run(tmp_path):
+    costs = replace(TRUE, target_read_per_token=1e-5, reads_features=True)
+    run, coordinator = record_run(tmp_path, "cached", "target.features=cached", "optim.epochs=2", costs=costs)
+    found = calibrate([run])
+    assert found.file.terms["target_read_per_token"].value == pytest.approx(1e-5, rel=0.1)
+    assert found.file.terms["target_per_padded_token"].value == pytest.approx(2e-4, rel=0.1)
+    write_costs(tmp_path / "costs.yaml", found.file)
+    config = run.config()
+    simulation = config.simulation.model_copy(update={"costs": str(tmp_path / "costs.yaml")})
+    predicted = simulate(config.model_copy(update={"simulation": simulation}))
+    assert predicted.hours * 3_600 == pytest.approx(coordinator.engine.now(), rel=0.04)
+    live = config.target.model_copy(update={"features": "live"})
+    assert simulate(config.model_copy(update={"simulation": simulation, "target": live})).hours > predicted.hours

@@ -71,6 +71,7 @@ class CostModel:
     target_per_padded_token: float = 1e-4
     target_per_length_squared: float = 0.0
     target_per_packed_token: float = 0.0
+    target_read_per_token: float = 0.0
     drafter_fixed: float = 0.0
     drafter_per_row: float = 0.0
     drafter_per_token: float = 1e-4
@@ -86,12 +87,16 @@ class CostModel:
     noise: float = 0.0
     drafters: int = 1
     """Replicas that add up their gradients at a step."""
+    reads_features: bool = False
+    """Whether features are cached: the first epoch computes them, later ones and evaluations read."""
 
     def seconds(self, job: Job, blocks: Blocks = NO_BLOCKS) -> float:
         """Seconds a worker is busy with a job, without noise."""
         match job:
             case Prefetch(batch=batch):
                 return self.prefetch_fixed + self.prefetch_per_token * batch.tokens
+            case Produce(batch=batch) if self.reads_features and batch.id.epoch != 0:
+                return self.target_read_per_token * batch.tokens
             case Produce(batch=batch):
                 return (
                     self.target_fixed
