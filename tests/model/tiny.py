@@ -40,6 +40,35 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "mrope_interleaved": True,
         },
     },
+    "gemma2": {"num_hidden_layers": 4, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 8},
+    "gemma3_text": {
+        "num_hidden_layers": 4,
+        "head_dim": 16,
+        "query_pre_attn_scalar": 16,
+        "sliding_window": 9,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    },
+    "mistral": {"num_hidden_layers": 4, "head_dim": 16, "sliding_window": 7, "rms_norm_eps": 1e-6},
+    "gpt_oss": {
+        "num_hidden_layers": 4,
+        "head_dim": 16,
+        "sliding_window": 8,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "rms_norm_eps": 1e-6,
+        "pad_token_id": None,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 15e4,
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+            "truncate": False,
+        },
+    },
 }
 
 

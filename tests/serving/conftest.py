@@ -21,16 +21,15 @@ torch.set_num_threads(1)
 hf_logging.disable_progress_bar()
 
 SLIDING = {"layer_types": ["sliding_attention", "full_attention"] * 2, "use_sliding_window": True, "sliding_window": 9}
-SMALL = {"num_hidden_layers": 4, "head_dim": 16}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {}),
     "llama": ("llama", {}),
     "qwen3_5": ("qwen3_5_text", {}),
     "sliding": ("qwen3", SLIDING),
-    "gemma3": ("gemma3_text", SMALL | SLIDING),
-    "gemma2": ("gemma2", SMALL | SLIDING),
-    "gpt_oss": ("gpt_oss", SMALL | SLIDING | {"num_local_experts": 4, "num_experts_per_tok": 2}),
-    "mistral": ("mistral", SMALL | {"sliding_window": 9}),
+    "gemma3": ("gemma3_text", SLIDING),
+    "gemma2": ("gemma2", SLIDING),
+    "gpt_oss": ("gpt_oss", SLIDING),
+    "mistral": ("mistral", {"sliding_window": 9}),
 }
 
 
