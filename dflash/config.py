@@ -70,6 +70,9 @@ class TargetConfig(Section):
 class DrafterConfig(Section):
     """The drafter's shape and what is asked of it. Sizes left empty are the target's."""
 
+    architecture: Literal["dflash", "dflash2"] = Field(
+        "dflash", description="dflash2: with block convolutions and a candidate selector"
+    )
     layers: Count = Field(5, description="decoder layers")
     block_size: int = Field(16, ge=2, le=256, description="tokens in a block: the anchor and block_size - 1 drafted ones")
     intermediate_size: Count | None = Field(None, description="width of the SwiGLU MLP; empty: the target's")
@@ -94,6 +97,10 @@ class DrafterConfig(Section):
         {"cross_entropy": 1.0},
         description="what is minimised: cross_entropy, dpace, kl, total_variation, acceptance, or {name: weight, ...}",
     )
+    conv_group_size: Count = Field(16, description="channels that share a dynamic weight (dflash2); divides the hidden size")
+    selector_rank: Count = Field(256, description="width of the selector's tables, which have a row a token (dflash2)")
+    selector_top_k: int = Field(16, ge=2, description="candidates a slot that the selector chooses from (dflash2)")
+    selector_weight: float = Field(1.0, ge=0, description="weight of the selector's loss; it teaches the selector alone (dflash2)")
     gamma: float | None = Field(None, gt=0, description="decay of the weight over slots, exp(-(k-1)/gamma); empty: by block_size")
     anchors: Count = Field(512, description="blocks a conversation, at most, drawn anew at every use")
     noise: float = Field(

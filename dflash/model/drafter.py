@@ -19,7 +19,9 @@ from torch.nn import functional
 
 from dflash.model.attention import Attend
 from dflash.model.blocks import BlockLayout, DraftBlocks
+from dflash.model.convolution import BlockConvolution
 from dflash.model.rotary import Angles, rotary_angles, rotate
+from dflash.model.selector import CandidateSelector
 from dflash.model.shape import DrafterShape
 
 _INIT_STD = 0.02
@@ -118,25 +120,42 @@ class SwiGLU(nn.Module):
 
 
 class DrafterLayer(nn.Module):
-    """One decoder layer, in two parts around the attention."""
+    """One decoder layer, in two parts around the attention; in DFlash 2 each sublayer stands inside a `BlockConvolution`."""
 
     def __init__(self, shape: DrafterShape) -> None:
         super().__init__()
+        self.attention_conv, self.mlp_conv = None, None
+        if shape.dflash2 is not None:
+            self.attention_conv, self.mlp_conv = (
+                BlockConvolution(shape.hidden_size, shape.dflash2.taps, shape.dflash2.group_size) for _ in range(2)
+            )
         self.input_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.self_attn = SelfAttention(shape)
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.mlp = SwiGLU(shape)
 
-    def before(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Block states [..., hidden] -> query, key, value of each, not yet rotated."""
-        normed = self.input_layernorm(states)
-        return self.self_attn.query(normed), *self.self_attn.key_value(normed)
+    def before(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Block states [..., hidden] -> query, key, value of each, not yet rotated, and what `after` needs of the convolution."""
+        normed, changes = self.input_layernorm(states), None
+        if self.attention_conv is not None:
+            normed, changes = self.attention_conv.enter(normed)
+        return self.self_attn.query(normed), *self.self_attn.key_value(normed), changes
 
-    def after(self, states: Tensor, attended: Tensor) -> Tensor:
-        """Block states [..., hidden] and what they attended to [..., heads x head_dim] -> states after the layer."""
-        states = states + self.self_attn.o_proj(attended)
-        out: Tensor = states + self.mlp(self.post_attention_layernorm(states))
-        return out
+    def after(self, states: Tensor, attended: Tensor, changes: Tensor | None = None) -> Tensor:
+        """Block states [..., hidden] and what they attended to [..., heads x head_dim] -> states after the layer.
+
+        With convolutions both are [blocks, slots, ...] of whole blocks; without, of any slots.
+        """
+        made = self.self_attn.o_proj(attended)
+        if self.attention_conv is not None and changes is not None:
+            made = self.attention_conv.leave(made, changes)
+        states = states + made
+        normed = self.post_attention_layernorm(states)
+        if self.mlp_conv is None:
+            out: Tensor = states + self.mlp(normed)
+            return out
+        normed, changes = self.mlp_conv.enter(normed)
+        return states + self.mlp_conv.leave(self.mlp(normed), changes)
 
 
 class Drafter(nn.Module):
@@ -150,15 +169,27 @@ class Drafter(nn.Module):
         self.hidden_norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.layers = nn.ModuleList(DrafterLayer(shape) for _ in range(shape.layers))
         self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.candidate_selector = None
+        if shape.dflash2 is not None:
+            two = shape.dflash2
+            self.candidate_selector = CandidateSelector(shape.hidden_size, shape.vocab_size, two.rank, two.top_k)
 
     @torch.no_grad()
     def initialise(self, seed: int, final_norm: Tensor) -> None:
         """Draw first weights: matrices N(0, 0.02^2) from `seed`, the same on every device; norms 1, the last the target's own.
 
-        With the target's final norm the first states reach the frozen head at the scale it was trained for.
+        With the target's final norm the first states reach the frozen head at the scale it was trained for. What DFlash 2 adds begins
+        without effect, and the rest as in DFlash.
         """
         generator = torch.Generator().manual_seed(seed)
-        for parameter in self.parameters():
+        for module in self.modules():
+            if isinstance(module, BlockConvolution):
+                module.initialise()
+            if isinstance(module, CandidateSelector):
+                module.initialise(seed)
+        for name, parameter in self.named_parameters():
+            if "_conv." in name or name.startswith("candidate_selector."):
+                continue
             if parameter.ndim == 2:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * _INIT_STD)
             else:
@@ -185,12 +216,14 @@ class Drafter(nn.Module):
 
         distinct = self.embedded(torch.cat([inputs.anchor_embeddings, inputs.mask_embedding[None]]))
         states = _spread(distinct, layout.block_size)
+        whole_blocks = self.shape.dflash2 is not None  # convolutions make the slots of a block depend on each other
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, DrafterLayer)
-            if index == 0:
-                query, key, value = (_spread(part, layout.block_size) for part in layer.before(distinct))
+            if index == 0 and not whole_blocks:
+                query, key, value = (_spread(part, layout.block_size) for part in layer.before(distinct)[:3])
+                changes = None
             else:
-                query, key, value = layer.before(states)
+                query, key, value, changes = layer.before(states)
             context_key, context_value = layer.self_attn.key_value(context)
             attended = self.attend(
                 rotate(query, block_angles),
@@ -201,10 +234,12 @@ class Drafter(nn.Module):
                 layout,
                 self.shape.window(index),
             ).flatten(-2)
-            if index == len(self.layers) - 1:  # nothing looks at the other slots any more
+            if index == len(self.layers) - 1 and not whole_blocks:  # nothing looks at the other slots any more
                 states = states.view(-1, states.shape[-1])[inputs.slots]
                 attended = attended.view(block_shape[0] * block_shape[1], -1)[inputs.slots]
-            states = layer.after(states, attended)
+            states = layer.after(states, attended, changes)
+        if whole_blocks:
+            states = states.reshape(-1, states.shape[-1])[inputs.slots]
         out: Tensor = self.norm(states)
         return out
 

@@ -47,7 +47,7 @@ class DrafterFootprint:
 
 
 def drafter_tensors(shape: DrafterShape) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor of a drafter: 11 a layer and 3."""
+    """Name and shape of every tensor of a drafter: 11 a layer and 3; in DFlash 2, 4 more a layer and 3 of the selector."""
     hidden, inner = shape.hidden_size, shape.intermediate_size
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     layer: dict[str, tuple[int, ...]] = {
@@ -63,11 +63,22 @@ def drafter_tensors(shape: DrafterShape) -> dict[str, tuple[int, ...]]:
         "mlp.up_proj": (inner, hidden),
         "mlp.down_proj": (hidden, inner),
     }
+    layer = {f"{name}.weight": size for name, size in layer.items()}
+    selector: dict[str, tuple[int, ...]] = {}
+    if shape.dflash2 is not None:
+        two = shape.dflash2
+        for name in ("attention_conv", "mlp_conv"):
+            layer[f"{name}.base_kernel"] = (2, two.taps, hidden)
+            layer[f"{name}.kernel_projection.weight"] = (2 * two.taps * (hidden // two.group_size), hidden)
+        codebooks = ("candidate_selector.predecessor_codebook", "candidate_selector.successor_codebook")
+        selector = dict.fromkeys(codebooks, (shape.vocab_size, two.rank))
+        selector["candidate_selector.hidden_projection.weight"] = (two.rank, hidden)
     return {
         "fc.weight": (hidden, shape.feature_size),
         "hidden_norm.weight": (hidden,),
-        **{f"layers.{index}.{name}.weight": size for index in range(shape.layers) for name, size in layer.items()},
+        **{f"layers.{index}.{name}": size for index in range(shape.layers) for name, size in layer.items()},
         "norm.weight": (hidden,),
+        **selector,
     }
 
 

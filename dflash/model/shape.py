@@ -8,6 +8,7 @@ decoder all build the drafter from this one object.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +22,19 @@ from dflash.model.rope import Rope, read_rope
 
 LayerType = Literal["full_attention", "sliding_attention"]
 _GAMMA_BY_BLOCK_SIZE = {16: 7.0, 10: 5.0, 8: 4.0}
+
+
+_CONVOLUTION_TAPS = 2
+
+
+@dataclass(frozen=True)
+class Dflash2Shape:
+    """What DFlash 2 adds: `taps` and `group_size` of its convolutions, `rank` and `top_k` of its candidate selector."""
+
+    taps: int
+    group_size: int
+    rank: int
+    top_k: int
 
 
 @dataclass(frozen=True)
@@ -46,6 +60,7 @@ class DrafterShape:
     max_positions: int
     embedding_scale: float = 1.0
     final_logit_softcap: float | None = None
+    dflash2: Dflash2Shape | None = None
 
     @property
     def layers(self) -> int:
@@ -92,6 +107,7 @@ class DrafterShape:
             max_positions=facts.max_positions,
             embedding_scale=facts.embedding_scale,
             final_logit_softcap=facts.final_logit_softcap,
+            dflash2=_dflash2(config),
         )
         shape.check()
         return shape
@@ -117,6 +133,14 @@ class DrafterShape:
                 "a slot could not see its block"
             )
 
+        if self.dflash2 is not None and self.hidden_size % self.dflash2.group_size:
+            raise RefusedInput(
+                f"drafter.conv_group_size={self.dflash2.group_size} doesn't divide the hidden size {self.hidden_size}; "
+                f"set it to {math.gcd(self.dflash2.group_size, self.hidden_size)}"
+            )
+        if self.dflash2 is not None and self.dflash2.top_k > self.vocab_size:
+            raise RefusedInput(f"drafter.selector_top_k={self.dflash2.top_k} is more than the vocabulary has ({self.vocab_size})")
+
     def to_config(self) -> dict[str, Any]:
         """The config.json of a drafter checkpoint, with every field the known loaders look for, old and new."""
         dflash = {
@@ -130,10 +154,14 @@ class DrafterShape:
             dflash["input_embedding_scale"] = self.embedding_scale
         if self.final_logit_softcap is not None:
             dflash["final_logit_softcapping"] = self.final_logit_softcap
+        if self.dflash2 is not None:
+            dflash |= {"conv_kernel_size": self.dflash2.taps, "conv_group_size": self.dflash2.group_size}
+            dflash |= {"selector_rank": self.dflash2.rank, "selector_top_k": self.dflash2.top_k}
+        name = "DFlashDraftModel" if self.dflash2 is None else "DFlash2DraftModel"
         rope = self.rope.to_config()
         return {
-            "architectures": ["DFlashDraftModel"],
-            "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
+            "architectures": [name],
+            "auto_map": {"AutoModel": f"dflash.{name}"},
             "model_type": "qwen3",
             "attention_bias": False,
             "attention_dropout": 0.0,
@@ -207,6 +235,7 @@ class DrafterShape:
                 max_positions=int(config["max_position_embeddings"]),
                 embedding_scale=float(dflash.get("input_embedding_scale") or 1.0),
                 final_logit_softcap=float(dflash.get("final_logit_softcapping") or 0.0) or None,
+                dflash2=_read_dflash2(config, dflash),
             )
         except KeyError as error:
             raise RefusedInput(f"{place}: {error.args[0]} is missing; is this the config.json of a DFlash drafter?") from error
@@ -214,6 +243,21 @@ class DrafterShape:
             raise RefusedInput(f"{place}: a field has the wrong kind ({error})") from error
         shape.check()
         return shape
+
+
+def _dflash2(config: DrafterConfig) -> Dflash2Shape | None:
+    if config.architecture == "dflash":
+        return None
+    return Dflash2Shape(_CONVOLUTION_TAPS, config.conv_group_size, config.selector_rank, config.selector_top_k)
+
+
+def _read_dflash2(config: dict[str, Any], dflash: dict[str, Any]) -> Dflash2Shape | None:
+    if float(dflash.get("output_multiplier") or 1.0) != 1.0:
+        raise ValueError(f"output_multiplier is {dflash['output_multiplier']}; drafters that scale their logits can't be run here")
+    if "DFlash2DraftModel" not in (config.get("architectures") or []):
+        return None
+    keys = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+    return Dflash2Shape(*(int(dflash[key]) for key in keys))
 
 
 def _is_causal(config: dict[str, Any], dflash: dict[str, Any]) -> bool:

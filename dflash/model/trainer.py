@@ -37,6 +37,7 @@ from dflash.model.loss import HeadLoss, Places, TargetStates, head_loss
 from dflash.model.objectives.registry import CROSS_ENTROPY, Mix, mix_of
 from dflash.model.optimizer import DrafterOptimizer
 from dflash.model.results import BatchResult, BlockMetrics, StepResult, merged_metrics
+from dflash.model.selector import select
 from dflash.model.shape import DrafterShape
 from dflash.model.shared_weights import load_shared_weights
 from dflash.model.walk import places_to_walk, walk
@@ -231,6 +232,7 @@ class DrafterTrainer:
                     target=self._target_states(features, blocks) if mix.needs_target else None,
                     softcap=self.shape.final_logit_softcap,
                 )
+                outcome = self._with_selector(rows, blocks, hidden, outcome)
             yield blocks, outcome
 
     def _target_states(self, features: Tensor, blocks: DraftBlocks) -> TargetStates:
@@ -239,6 +241,24 @@ class DrafterTrainer:
         positions, of_slot = np.unique(blocks.label_tokens - 1, return_inverse=True)
         states = features[:, self.capture.last_state][torch.from_numpy(positions).to(features.device)]
         return TargetStates(states.to(self.device, self._dtype), of_slot)
+
+    def _with_selector(self, rows: TokenRows, blocks: DraftBlocks, hidden: Tensor, outcome: HeadLoss) -> HeadLoss:
+        """DFlash 2: the selector's gradient, and its choice in the place of the drafter's own. The loss told stays the drafter's."""
+        selector = self.drafter.candidate_selector
+        if selector is None:
+            return outcome
+        chosen = select(
+            selector,
+            hidden,
+            self._head,
+            torch.from_numpy(blocks.labels).to(self.device),
+            torch.from_numpy(rows.tokens[blocks.label_tokens - 1].astype(np.int64)).to(self.device),
+            torch.from_numpy(blocks.weights).to(self.device),
+            logits_chunk=self.config.drafter.logits_chunk,
+            softcap=self.shape.final_logit_softcap,
+        )
+        teaches = self.config.drafter.selector_weight * (chosen.loss_sum - chosen.loss_sum.detach())
+        return replace(outcome, loss_sum=outcome.loss_sum + teaches, hits=chosen.hits if len(outcome.hits) else outcome.hits)
 
     def _visible_features(self, rows: TokenRows, features: Tensor, blocks: DraftBlocks, *, noise_epoch: int | None) -> Tensor:
         """The features of the pass's context rows on this device, with noise when the config asks for it."""

@@ -14,7 +14,9 @@ from torch.nn import functional
 
 from dflash.model.drafter import Drafter
 from dflash.serving.cached_target import DecodingTarget
+from dflash.serving.candidates import draw_candidates
 from dflash.serving.ready_drafter import ReadyDrafter, turned
+from dflash.serving.sampling import Draft, draw
 
 
 def ready(drafter: Drafter | ReadyDrafter, target: DecodingTarget) -> ReadyDrafter:
@@ -58,17 +60,28 @@ class DraftSequence:
         cos, sin = drafter.angles(self.length, self.length + drafter.shape.block_size)
         states = self._states.clone()
         states[0] = drafter.embedded(anchor)
+        whole_blocks = drafter.shape.dflash2 is not None  # convolutions make the slots of a block depend on each other
         for index in range(last + 1):
-            if index == 0:
+            changes, slots = None, slice(None)
+            if whole_blocks:
+                both, values, changes = drafter.projected_block(index, states)
+            elif index == 0:
                 both, values = self._first_projected(states[:1])
             else:
                 both, values = drafter.projected(index, states)
-            slots = slice(None)
-            if index == last:  # nothing looks at the other slots any more
+            if index == last and not whole_blocks:  # nothing looks at the other slots any more
                 slots = slice(1, 1 + places)
                 states = states[slots]
-            states = drafter.after(index, states, self._attended(index, turned(both, cos, sin), values, slots))
-        return states
+            states = drafter.after(index, states, self._attended(index, turned(both, cos, sin), values, slots), changes)
+        return states[1 : 1 + places] if whole_blocks else states
+
+    def draft(self, states: Tensor, anchor: int, temperature: float, generator: torch.Generator) -> Draft:
+        """Propose a token for each of these states' places; the anchor is the token before the first."""
+        selector = self._drafter.selector
+        if selector is None:
+            return draw(self.head(states), temperature, generator)
+        hidden = self._drafter.final(states)
+        return draw_candidates(selector, hidden, self.head(states), anchor, temperature, generator)
 
     @torch.inference_mode()
     def head(self, states: Tensor) -> Tensor:

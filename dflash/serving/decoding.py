@@ -195,7 +195,7 @@ class _Rounds:
         self.watch.lap("context")
         states = self._drafts.states(answer.tokens[-1], drafted)
         self.watch.lap("block")
-        draft = draw(self._drafts.head(states), settings.temperature, self._generator)
+        draft = self._drafts.draft(states, answer.tokens[-1], settings.temperature, self._generator)
         self.watch.lap("head")
         reading = self.sequence.read(torch.cat([self._newest, draft.tokens]))
         self.watch.lap("target")

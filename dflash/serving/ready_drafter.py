@@ -10,6 +10,7 @@ The arithmetic is `Drafter.forward`'s. The copies hold the weights as they were 
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import cast
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from dflash.model.convolution import BlockConvolution
 from dflash.model.drafter import Drafter, DrafterLayer
 from dflash.model.objectives.measures import capped
 from dflash.model.rotary import rotary_angles
@@ -34,6 +36,7 @@ class ReadyLayer:
         head_norm: [heads + kv heads, head_dim], of each query head and each key head.
         out: [hidden, heads x head_dim].
         gate_up: [2 x intermediate, hidden]; down: [hidden, intermediate].
+        attention_conv, mlp_conv: DFlash 2's.
     """
 
     input_norm: Tensor
@@ -43,6 +46,8 @@ class ReadyLayer:
     output_norm: Tensor
     gate_up: Tensor
     down: Tensor
+    attention_conv: BlockConvolution | None
+    mlp_conv: BlockConvolution | None
 
 
 class ReadyDrafter:
@@ -54,7 +59,8 @@ class ReadyDrafter:
         layers: one `ReadyLayer` each.
         mask_states: [hidden] float32, the MASK token as the first layer reads it.
         mask_projected: (heads + kv heads) x head_dim normalised queries and keys, not yet rotated, [heads + kv heads, head_dim], and
-            values [kv heads, head_dim]: the MASK token's in the first layer.
+            values [kv heads, head_dim]: the MASK token's in the first layer, where no convolution stands before it.
+        selector: DFlash 2's; None without one.
     """
 
     @torch.inference_mode()
@@ -72,6 +78,7 @@ class ReadyDrafter:
         self._context_key_value = torch.cat(projections).to(self.dtype)  # all layers' keys, then all layers' values
         self._context_key_norm = torch.stack([each.k_norm.weight for each in attentions])[:, None]  # [layers, 1, head_dim]
         self._final_norm = drafter.norm.weight.detach()
+        self.selector = drafter.candidate_selector
         self._cos, self._sin = self._table(_TABLE_POSITIONS)
         self.mask_states = self.embedded(self.shape.mask_token_id)
         self.mask_projected = self.projected(0, self.mask_states[None])
@@ -87,7 +94,12 @@ class ReadyDrafter:
             output_norm=layer.post_attention_layernorm.weight.detach(),
             gate_up=torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]).to(self.dtype),
             down=mlp.down_proj.weight.to(self.dtype),
+            attention_conv=self._convolution(layer.attention_conv),
+            mlp_conv=self._convolution(layer.mlp_conv),
         )
+
+    def _convolution(self, convolution: BlockConvolution | None) -> BlockConvolution | None:
+        return None if convolution is None else copy.deepcopy(convolution).to(self.dtype)
 
     def embedded(self, token: int) -> Tensor:
         """A token as the first layer reads it: [hidden] float32."""
@@ -96,18 +108,42 @@ class ReadyDrafter:
     def projected(self, index: int, states: Tensor) -> tuple[Tensor, Tensor]:
         """Block states [slots, hidden] -> a layer's queries and keys [slots, heads + kv heads, head_dim], normalised, not yet rotated,
         and its values [slots, kv heads, head_dim]."""
+        return self._heads(index, self._normed(states, self.layers[index].input_norm))
+
+    def projected_block(self, index: int, states: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """`projected` of a whole block [slots, hidden], its convolution included, and what `after` needs of that."""
+        layer = self.layers[index]
+        normed, changes = self._normed(states, layer.input_norm), None
+        if layer.attention_conv is not None:
+            normed, changes = layer.attention_conv.enter(normed)
+        return *self._heads(index, normed), changes
+
+    def _heads(self, index: int, normed: Tensor) -> tuple[Tensor, Tensor]:
         layer, shape = self.layers[index], self.shape
-        normed = self._normed(states, layer.input_norm)
-        heads = functional.linear(normed, layer.query_key_value).view(len(states), -1, shape.head_dim)
+        heads = functional.linear(normed, layer.query_key_value).view(len(normed), -1, shape.head_dim)
         both = shape.heads + shape.kv_heads
         return self._heads_normed(heads[:, :both], layer.head_norm), heads[:, both:]
 
-    def after(self, index: int, states: Tensor, attended: Tensor) -> Tensor:
-        """Block states [slots, hidden] and what they attended to [slots, heads x head_dim] -> states after the layer."""
+    def after(self, index: int, states: Tensor, attended: Tensor, changes: Tensor | None = None) -> Tensor:
+        """Block states [slots, hidden] and what they attended to [slots, heads x head_dim] -> states after the layer.
+
+        With convolutions the slots are those of a whole block, and `changes` is `projected_block`'s.
+        """
         layer = self.layers[index]
-        states = states + functional.linear(attended, layer.out)
-        gate, up = functional.linear(self._normed(states, layer.output_norm), layer.gate_up).chunk(2, dim=-1)
-        return states + functional.linear(functional.silu(gate) * up, layer.down)
+        made = functional.linear(attended, layer.out)
+        if layer.attention_conv is not None and changes is not None:
+            made = layer.attention_conv.leave(made, changes)
+        states = states + made
+        normed = self._normed(states, layer.output_norm)
+        if layer.mlp_conv is None:
+            return states + self._mlp(layer, normed)
+        normed, changes = layer.mlp_conv.enter(normed)
+        return states + layer.mlp_conv.leave(self._mlp(layer, normed), changes)
+
+    @staticmethod
+    def _mlp(layer: ReadyLayer, normed: Tensor) -> Tensor:
+        gate, up = functional.linear(normed, layer.gate_up).chunk(2, dim=-1)
+        return functional.linear(functional.silu(gate) * up, layer.down)
 
     def context(self, features: Tensor, start: int) -> tuple[Tensor, Tensor]:
         """Features [tokens, captured layers x hidden] of the tokens from position `start` on -> rotated keys and values of all layers,
@@ -121,9 +157,12 @@ class ReadyDrafter:
 
     def logits(self, states: Tensor) -> Tensor:
         """States [slots, hidden] after the last layer -> the drafter's logits [slots, vocabulary], float32."""
-        hidden = self._normed(states, self._final_norm).to(self._head.dtype)
-        logits = functional.linear(hidden, self._head).float()
+        logits = functional.linear(self.final(states).to(self._head.dtype), self._head).float()
         return capped(logits, self.shape.final_logit_softcap)
+
+    def final(self, states: Tensor) -> Tensor:
+        """States [slots, hidden] after the last layer, normalised, as the head and DFlash 2's selector read them."""
+        return self._normed(states, self._final_norm)
 
     def angles(self, start: int, end: int) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines (see `turned`) of the positions start .. end - 1: [positions, 1, head_dim] float32."""

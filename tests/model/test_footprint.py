@@ -23,12 +23,12 @@ from dflash.model.objectives.registry import mix_of
 from dflash.model.shape import DrafterShape
 from dflash.model.target import FrozenTarget
 from dflash.model.trainer import DrafterTrainer
-from tests.model.tiny import save_target, tiny_config
+from tests.model.tiny import DFLASH2, save_target, tiny_config
 
 
 @pytest.mark.parametrize(
     "drafter",
-    [{}, {"layers": 3, "heads": 6, "kv_heads": 3, "head_dim": 8, "intermediate_size": 20, "target_layer_ids": [0, 1, 3]}],
+    [{}, {"layers": 3, "heads": 6, "kv_heads": 3, "head_dim": 8, "intermediate_size": 20, "target_layer_ids": [0, 1, 3]}, DFLASH2],
 )
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_drafters_bytes_are_those_its_tensors_take(

@@ -24,7 +24,6 @@ SIZES = {
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"num_hidden_layers": 4, "head_dim": 16},
     "llama": {"num_hidden_layers": 4, "tie_word_embeddings": True},
-    "gemma2": {"num_hidden_layers": 4, "head_dim": 16, "query_pre_attn_scalar": 16, "final_logit_softcapping": 2.0},
     "qwen3_5_text": {
         "num_hidden_layers": 8,
         "head_dim": 16,
@@ -40,7 +39,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "mrope_interleaved": True,
         },
     },
-    "gemma2": {"num_hidden_layers": 4, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 8},
+    "gemma2": {
+        "num_hidden_layers": 4,
+        "head_dim": 16,
+        "query_pre_attn_scalar": 16,
+        "sliding_window": 8,
+        "final_logit_softcapping": 2.0,
+    },
     "gemma3_text": {
         "num_hidden_layers": 4,
         "head_dim": 16,
@@ -70,6 +75,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         },
     },
 }
+
+DFLASH2 = {"architecture": "dflash2", "conv_group_size": 8, "selector_rank": 6, "selector_top_k": 4}
 
 
 def save_target(folder: Path, family: str, seed: int = 0, **changes: Any) -> Path:

@@ -17,8 +17,9 @@ from dflash.serving.cached_drafter import ready
 from dflash.serving.cached_target import DecodingTarget
 from dflash.serving.decoding import DecodingSettings, decode
 from dflash.serving.draft_length import DraftLength
+from dflash.serving.sampling import Draft, draw
 from dflash.targets import SHIPPED, shipped_target
-from tests.model.tiny import VOCABULARY, save_target
+from tests.model.tiny import DFLASH2, VOCABULARY, save_target
 from tests.serving.chi_square import refuses
 from tests.serving.conftest import FAMILIES, random_drafter
 
@@ -70,9 +71,10 @@ class PartlyRight:
         assert at + places < len(self.answer)  # nothing is drafted that can't be used
         return torch.tensor(self.answer[at + 1 : at + 1 + places])
 
-    def head(self, drafted: torch.Tensor) -> torch.Tensor:
+    def draft(self, drafted: torch.Tensor, anchor: int, temperature: float, generator: torch.Generator) -> Draft:
         wrong = torch.rand(len(drafted), generator=self.generator) < self.error_rate
-        return torch.nn.functional.one_hot((drafted + wrong) % self.vocabulary, self.vocabulary).float()
+        logits = torch.nn.functional.one_hot((drafted + wrong) % self.vocabulary, self.vocabulary).float()
+        return draw(logits, temperature, generator)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -152,13 +154,13 @@ def test_an_answer_ends_at_the_end_token_also_inside_a_block(
     assert list(answer.tokens) == PartlyRight.answer[: first + 1]
 
 
-@pytest.mark.parametrize("family", DRAWN_FROM)
-def test_drawn_answers_have_the_targets_distribution(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("family", "architecture"), [*((family, {}) for family in DRAWN_FROM), ("qwen3", DFLASH2)])
+def test_drawn_answers_have_the_targets_distribution(family: str, architecture: dict[str, Any], tmp_path: Path) -> None:
     vocabulary, runs = 5, 300
     folder = save_target(tmp_path / family, family, vocab_size=vocabulary, pad_token_id=0, **DRAWN_FROM[family])
     target = DecodingTarget.load(folder, layer_ids=CAPTURED)
     target.end_tokens = frozenset()
-    drafter = random_drafter(folder, {"mask_token_id": vocabulary - 1, "block_size": 3})
+    drafter = random_drafter(folder, {"mask_token_id": vocabulary - 1, "block_size": 3, **architecture})
     laid_out = ready(drafter, target)
     prompt = torch.tensor([1, 3, 2])
     temperature = 3.0
