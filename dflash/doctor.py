@@ -38,6 +38,7 @@ from dflash.model.footprint import (
 from dflash.model.objectives.registry import mix_of
 from dflash.model.quantisation import refuse_quantised
 from dflash.model.shape import DrafterShape
+from dflash.model.target_report import TargetReport, report_target
 from dflash.pipeline.init_from import plan_warm_start
 
 GIB = 2**30
@@ -130,7 +131,7 @@ def examine(config: RunConfig, *, runs: Path = Path("runs"), checkpoints: Path |
     gpus = find_gpus()
     versions = {name: number for name in _PACKAGES if (number := _version(name))}
     cpu_build = versions.get("torch", "").endswith("+cpu")
-    on_gpu = config.pipeline.device == "cuda" or (config.pipeline.device == "auto" and bool(gpus) and not cpu_build)
+    on_gpu = _takes_gpu(config.pipeline.device, gpus, versions)
     cores = f"cpu: {len(os.sched_getaffinity(0))} cores, {_size(memory_limit_bytes())}"
     devices = [cores, *(f"cuda:{gpu.index} {gpu.name}, {_size(gpu.memory_bytes)}" for gpu in gpus)]
     found = Examination("cuda" if on_gpu else "cpu", devices, versions=versions)
@@ -165,6 +166,26 @@ def examine(config: RunConfig, *, runs: Path = Path("runs"), checkpoints: Path |
                 cache = cache_facts(config, dataset, facts, Capture.of(config, shape).layer_ids, on_gpu=on_gpu)
                 _examine_cache(found, cache)
     return found
+
+
+def examine_target(target: str | Path, *, device: str = "auto", dequantise: bool = False) -> TargetReport:
+    """Examine what of a target works on this machine, without a run.
+
+    Args:
+        target: folder, or the name of a shipped target.
+        device: auto, cpu or cuda.
+        dequantise: `target.dequantise`.
+
+    Raises:
+        RefusedInput: there is no such folder, or its config.json can't be understood.
+    """
+    versions = {"torch": _version("torch") or ""}
+    return report_target(target, on_gpu=_takes_gpu(device, find_gpus(), versions), dequantise=dequantise)
+
+
+def _takes_gpu(device: str, gpus: list[Gpu], versions: dict[str, str]) -> bool:
+    cpu_build = versions.get("torch", "").endswith("+cpu")
+    return device == "cuda" or (device == "auto" and bool(gpus) and not cpu_build)
 
 
 def _examine_devices(found: Examination, config: RunConfig, gpus: list[Gpu], on_gpu: bool) -> None:
@@ -217,6 +238,12 @@ def _examine_data(dataset: TokenDataset, config: RunConfig, facts: TargetFacts |
         )
     if config.data.holdout >= len(dataset):
         raise RefusedInput(f"data.holdout={config.data.holdout} leaves nothing of {len(dataset)} samples to train on; lower it")
+    most = int(dataset.loss_tokens.max(initial=0))
+    if config.drafter.block_size > max(most, 2):
+        raise RefusedInput(
+            f"drafter.block_size={config.drafter.block_size} is longer than any answer ({most} supervised tokens a conversation at most): "
+            f"no block could be filled; lower it to {max(most, 2)}, or prepare longer answers"
+        )
 
 
 def _examine_bytes(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from dflash import doctor
 from dflash.config import RunConfig
@@ -113,6 +114,10 @@ def test_what_cannot_fit_is_refused_with_by_how_much_and_what_to_change(data: Pa
         ({"target": {"attention": "flash_attention_2"}}, r"target\.attention=flash_attention_2 needs a GPU"),
         ({"drafter": {"attention": "flex_attention"}}, r"drafter\.attention=flex_attention can't train on a CPU"),
         ({"drafter": {"target_layer_ids": [0, 6]}}, r"layers 0 \.\. 5, \[6\]"),
+        (
+            {"drafter": {"block_size": 250}},
+            r"block_size=250 is longer than any answer \(\d+ supervised tokens .* at most\).*lower it to",
+        ),
         ({"drafter": {"mask_token_id": 9}}, r"mask_token_id=9 is .* uses for text"),
         ({"drafter": {"layers": 2, "intermediate_size": 10**10}}, r"disk for checkpoints: .* too little; make room"),
     ],
@@ -188,3 +193,14 @@ def test_a_target_that_is_not_whole_is_said_once(data: Path, tmp_path: Path) -> 
 
 def test_a_simulated_run_needs_nothing(tmp_path: Path) -> None:
     assert examine(config(tmp_path / "none", pipeline={"engine": "simulated"})).faults == []
+
+
+def test_the_command_examines_a_target_alone() -> None:
+    from dflash.cli import app
+
+    done = CliRunner().invoke(app, ["doctor", "--target", "qwen3-tiny", "--json"])
+    assert done.exit_code == 0
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["works"] is True
+    assert {aspect["what"]: aspect["works"] for aspect in report["aspects"]}["features"] is True
+    assert "give a run's YAML file, or --target" in str(CliRunner().invoke(app, ["doctor"]).exception)

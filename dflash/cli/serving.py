@@ -12,6 +12,9 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from dflash.cli.output import AsJson, Runs, Sets, print_result
+
+if TYPE_CHECKING:
+    from dflash.model.target_report import TargetReport
 from dflash.errors import RefusedInput
 
 if TYPE_CHECKING:
@@ -40,16 +43,26 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(
-    config: Annotated[Path, typer.Argument(help="a run's YAML file")],
+    config: Annotated[Path | None, typer.Argument(help="a run's YAML file; empty: only --target is examined")] = None,
+    target: Annotated[str | None, typer.Option(help="a target's folder or shipped name: say what of it works")] = None,
     sets: Sets = None,
     runs: Runs = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
-    """Say what a run needs and what this machine has, before it starts; refuse what can't fit."""
+    """Say what a run needs and what this machine has, or what of a target works, before anything starts; refuse what can't."""
     from dflash.config import load_config
-    from dflash.doctor import examine
+    from dflash.doctor import examine, examine_target
+    from dflash.errors import RefusedInput
 
-    examination = examine(load_config(config, sets or []), runs=runs)
+    if config is None:
+        if target is None:
+            raise RefusedInput("doctor: give a run's YAML file, or --target with a target's folder or shipped name")
+        if sets:
+            raise RefusedInput("doctor: --set changes a run's settings; give the run's YAML file too")
+        _report_target(examine_target(target), as_json)
+        return
+    changes = [*(sets or []), *([f"target.path={target}"] if target else [])]
+    examination = examine(load_config(config, changes), runs=runs)
     if as_json:
         print_result(examination.as_dict(), as_json)
     else:
@@ -62,6 +75,17 @@ def doctor(
         for warning in examination.warnings:
             print(f"warning: {warning}")
     examination.refuse_faults()
+
+
+def _report_target(report: TargetReport, as_json: bool) -> None:
+    if as_json:
+        print_result(report.as_dict(), as_json)
+    else:
+        table = Table(Column("what", no_wrap=True), Column("works", no_wrap=True), "note", box=None)
+        for line in report.lines():
+            table.add_row(*line)
+        Console().print(table)
+    report.refuse_faults()
 
 
 def cache(

@@ -90,11 +90,14 @@ def load_drafter(folder: Path, device: str | torch.device = "cpu") -> Drafter:
     """Build the drafter of a folder; parameters float32, attention the one that is best for single blocks.
 
     Raises:
-        RefusedInput: config.json or model.safetensors is missing or cut short, or tensors are missing, unknown or misshapen.
+        RefusedInput: config.json or model.safetensors is missing or cut short, or tensors are missing, unknown, misshapen or not finite.
     """
     place = torch.device(device)
     drafter = Drafter(DrafterShape.from_config(folder / SHAPE_FILE), attention_backend("sdpa", place))
     read_folder(folder, dict(drafter.named_parameters()))
+    broken = next((name for name, tensor in drafter.named_parameters() if not torch.isfinite(tensor).all()), None)
+    if broken is not None:
+        raise RefusedInput(f"{folder / MODEL_FILE}: {broken} holds numbers that aren't finite; take an earlier checkpoint")
     return drafter.to(place).eval().requires_grad_(False)
 
 
@@ -127,5 +130,5 @@ def _of_run(run: RunFolder, folder: Path, state: dict[str, Any]) -> FoundDrafter
     }
     if (run.path / "config.yaml").is_file():
         config = run.config()
-        origin |= {"target": config.target.path, "data_path": config.data.path}
+        origin |= {"target": config.target.path, "data_path": config.data.path, "dequantise": config.target.dequantise}
     return FoundDrafter(folder, origin)

@@ -84,7 +84,9 @@ def evaluate_drafter(
     drafters = {"trained": load_drafter(found.folder, place)}
     if untrained:
         drafters["untrained"] = untrained_drafter(shape, name, place)
-    loaded = DecodingTarget.load(name, layer_ids=shape.target_layer_ids, device=place)
+    loaded = DecodingTarget.load(
+        name, layer_ids=shape.target_layer_ids, device=place, dequantise=bool(found.origin.get("dequantise"))
+    )
     measured = compare_decoding(loaded, drafters, prompts, settings, progress=progress)
     return Evaluation(found.folder, found.origin.get("step"), name, str(path), measured["trained"], measured.get("untrained"))
 
@@ -122,7 +124,9 @@ def generate_text(
     place = pick_device(device)
     tokenizer = _Tokenizer(facts.folder)
     prompts = [Prompt(0, np.asarray(tokenizer.encode(prompt, raw), dtype=np.int32))]
-    loaded = DecodingTarget.load(name, layer_ids=shape.target_layer_ids, device=place)
+    loaded = DecodingTarget.load(
+        name, layer_ids=shape.target_layer_ids, device=place, dequantise=bool(found.origin.get("dequantise"))
+    )
     plain = decode_all(loaded, prompts, settings, None, _nothing)
     drafted = decode_all(loaded, prompts, settings, load_drafter(found.folder, place), _nothing)
     text = tokenizer.decode([token for token in drafted[0].tokens if token not in loaded.end_tokens])

@@ -55,11 +55,6 @@ def export_drafter(found: FoundDrafter, out: Path, *, overwrite: bool = False) -
     """
     _refuse_taken(out, overwrite)
     drafter = load_drafter(found.folder)
-    broken = [name for name, tensor in drafter.named_parameters() if not torch.isfinite(tensor).all()]
-    if broken:
-        raise RefusedInput(
-            f"{found.folder / MODEL_FILE}: {broken[0]} holds numbers that aren't finite; export an earlier checkpoint"
-        )
     tensors = {name: tensor.to(torch.bfloat16) for name, tensor in drafter.named_parameters()}
     part = out.with_name(f".{out.name}.part")
     try:
