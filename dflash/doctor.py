@@ -13,7 +13,6 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ import psutil
 from dflash.config import RunConfig
 from dflash.data.dataset import TokenDataset
 from dflash.errors import DFlashError, RefusedInput
-from dflash.machine import Gpu, find_gpus, memory_limit_bytes
+from dflash.machine import Gpu, find_gpus, memory_limit_bytes, package_version, takes_gpu
 from dflash.model.cache_facts import ROOM, CacheFacts, cache_facts
 from dflash.model.capture import Capture, bytes_per_token
 from dflash.model.facts import TargetFacts, target_facts
@@ -38,7 +37,6 @@ from dflash.model.footprint import (
 from dflash.model.objectives.registry import mix_of
 from dflash.model.quantisation import refuse_quantised
 from dflash.model.shape import DrafterShape
-from dflash.model.target_report import TargetReport, report_target
 from dflash.pipeline.init_from import plan_warm_start
 
 GIB = 2**30
@@ -129,9 +127,9 @@ def examine(config: RunConfig, *, runs: Path = Path("runs"), checkpoints: Path |
         checkpoints: of a run that goes on, its folder of checkpoints: they will make room for new ones.
     """
     gpus = find_gpus()
-    versions = {name: number for name in _PACKAGES if (number := _version(name))}
+    versions = {name: number for name in _PACKAGES if (number := package_version(name))}
     cpu_build = versions.get("torch", "").endswith("+cpu")
-    on_gpu = _takes_gpu(config.pipeline.device, gpus, versions)
+    on_gpu = takes_gpu(config.pipeline.device, gpus, versions.get("torch", ""))
     cores = f"cpu: {len(os.sched_getaffinity(0))} cores, {_size(memory_limit_bytes())}"
     devices = [cores, *(f"cuda:{gpu.index} {gpu.name}, {_size(gpu.memory_bytes)}" for gpu in gpus)]
     found = Examination("cuda" if on_gpu else "cpu", devices, versions=versions)
@@ -166,26 +164,6 @@ def examine(config: RunConfig, *, runs: Path = Path("runs"), checkpoints: Path |
                 cache = cache_facts(config, dataset, facts, Capture.of(config, shape).layer_ids, on_gpu=on_gpu)
                 _examine_cache(found, cache)
     return found
-
-
-def examine_target(target: str | Path, *, device: str = "auto", dequantise: bool = False) -> TargetReport:
-    """Examine what of a target works on this machine, without a run.
-
-    Args:
-        target: folder, or the name of a shipped target.
-        device: auto, cpu or cuda.
-        dequantise: `target.dequantise`.
-
-    Raises:
-        RefusedInput: there is no such folder, or its config.json can't be understood.
-    """
-    versions = {"torch": _version("torch") or ""}
-    return report_target(target, on_gpu=_takes_gpu(device, find_gpus(), versions), dequantise=dequantise)
-
-
-def _takes_gpu(device: str, gpus: list[Gpu], versions: dict[str, str]) -> bool:
-    cpu_build = versions.get("torch", "").endswith("+cpu")
-    return device == "cuda" or (device == "auto" and bool(gpus) and not cpu_build)
 
 
 def _examine_devices(found: Examination, config: RunConfig, gpus: list[Gpu], on_gpu: bool) -> None:
@@ -399,13 +377,6 @@ def _hold_against(found: Examination, what: str, certain: int, more: int, has: i
 
 def _element_bytes(precision: str, gpus: list[Gpu]) -> int:
     return 2 if precision == "bfloat16" or (precision == "auto" and gpus) else 4
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _size(size_bytes: int) -> str:

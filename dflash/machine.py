@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import psutil
@@ -61,3 +62,16 @@ def memory_limit_bytes() -> int:
         if text.isdigit():
             limits.append(int(text))
     return min(limits)
+
+
+def package_version(package: str) -> str | None:
+    """The version of an installed package; None where there is none."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def takes_gpu(device: str, gpus: list[Gpu], torch_version: str) -> bool:
+    """Whether work on that device (auto, cpu, cuda) runs on a GPU here; told without loading torch."""
+    return device == "cuda" or (device == "auto" and bool(gpus) and not torch_version.endswith("+cpu"))

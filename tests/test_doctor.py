@@ -41,7 +41,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "find_gpus", lambda: BLACKWELL)
-    monkeypatch.setattr(doctor, "_version", lambda package: "2.13.0")
+    monkeypatch.setattr(doctor, "package_version", lambda package: "2.13.0")
 
 
 def config(folder: Path, /, **sections: dict[str, Any]) -> RunConfig:
@@ -156,7 +156,7 @@ def test_an_estimate_alone_only_warns(data: Path) -> None:
 
 def test_a_cpu_build_of_torch_is_told_from_its_version(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "find_gpus", lambda: BLACKWELL)
-    monkeypatch.setattr(doctor, "_version", lambda package: "2.13.0+cpu")
+    monkeypatch.setattr(doctor, "package_version", lambda package: "2.13.0+cpu")
     assert any("CPU build" in fault for fault in examine(config(data, pipeline={"device": "cuda"})).faults)
     found = examine(config(data, pipeline={"device": "auto"}))
     assert (found.device, found.faults) == ("cpu", [])

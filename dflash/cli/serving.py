@@ -51,15 +51,18 @@ def doctor(
 ) -> None:
     """Say what a run needs and what this machine has, or what of a target works, before anything starts; refuse what can't."""
     from dflash.config import load_config
-    from dflash.doctor import examine, examine_target
+    from dflash.doctor import examine
     from dflash.errors import RefusedInput
+    from dflash.machine import find_gpus, package_version, takes_gpu
+    from dflash.model.target_report import report_target
 
     if config is None:
         if target is None:
             raise RefusedInput("doctor: give a run's YAML file, or --target with a target's folder or shipped name")
         if sets:
             raise RefusedInput("doctor: --set changes a run's settings; give the run's YAML file too")
-        _report_target(examine_target(target), as_json)
+        on_gpu = takes_gpu("auto", find_gpus(), package_version("torch") or "")
+        _report_target(report_target(target, on_gpu=on_gpu), as_json)
         return
     changes = [*(sets or []), *([f"target.path={target}"] if target else [])]
     examination = examine(load_config(config, changes), runs=runs)
