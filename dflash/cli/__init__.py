@@ -11,7 +11,7 @@ import sys
 
 import typer
 
-from dflash.cli import data, predict, report, runs, serving, workbench
+from dflash.cli import data, predict, regenerate, report, runs, serving, workbench
 from dflash.errors import DFlashError, in_words
 
 app = typer.Typer(
@@ -20,7 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for group in (data, runs, predict, serving, report, workbench):
+for group in (data, regenerate, runs, predict, serving, report, workbench):
     group.register(app)
 
 

@@ -57,7 +57,7 @@ def prepare(
     from dflash.data.options import PrepareOptions
     from dflash.data.prepare import prepare as prepare_dataset
 
-    template = None if chat_template is None else _read_text(chat_template)
+    template = None if chat_template is None else read_text(chat_template)
     options = PrepareOptions(
         loss_on=cast(Any, loss_on),
         max_length=max_length,
@@ -126,7 +126,12 @@ def _batching(values: dict[str, Any]) -> BatchingConfig:
     return build_config(tree, place="dflash plan").batching
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """The text of a file.
+
+    Raises:
+        RefusedInput: it can't be read.
+    """
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
