@@ -230,6 +230,7 @@ class CheckpointConfig(Section):
 
     every: NonNegative = Field(200, description="optimiser steps between checkpoints; 0: only at the end and on a stop")
     keep: Count = Field(3, description="checkpoints kept, the newest")
+    best: bool = Field(True, description="keep the weights of the best held-out acceptance too (needs data.holdout)")
 
 
 Seconds = Annotated[float, Field(ge=0)]
@@ -310,6 +311,12 @@ class RunConfig(Section):
     def window(self) -> int:
         """Batches a stratified window: `batching.window`, or the optimiser's own when empty."""
         return self.batching.window or self.optim.accumulate
+
+    @model_validator(mode="after")
+    def _has_prompts_to_decode(self) -> Self:
+        if self.evaluation.decode_every and not self.data.holdout:
+            raise ValueError("evaluation.decode_every decodes held-out prompts: set data.holdout (samples), or decode_every=0")
+        return self
 
     @model_validator(mode="after")
     def _policy_can_run(self) -> Self:

@@ -118,7 +118,8 @@ def _start(run: Any, background: bool, as_json: bool) -> None:
     from dflash.cli.view import run_view
     from dflash.pipeline.train import drive_run
     from dflash.runs.table import total_steps_of
+    from dflash.serving.held_out import HeldOutDecoding
 
     with run_view(sys.stderr if as_json else sys.stdout, lambda: total_steps_of(run.events)) as show:
-        outcome = drive_run(run, show)
+        outcome = drive_run(run, show, HeldOutDecoding)
     print_result(outcome, as_json)

@@ -14,7 +14,7 @@ NAME = "dflash console"
 _ELAPSED = r"\[((?:\d+d)?(?:\d+h)?(?:\d+m)?(?:\d+s)?)\] step="
 _STEP = r"\[(?:\d+[dhms])+\] step=(\d+)\b"
 _BEGIN = r": (resumed at|from) step \d+ of \d+$"
-_EVALUATION = r"^evaluation at step (\d+): loss="
+_EVALUATION = r"^evaluation at step (\d+): "
 _LABEL = r"^(\(\w+ pid=\d+(?:, ip=[\d.]+)?\)|\[(?:default|rank)\d+\]:?|[\w.-]+\s*\|)\s"
 DETECT = rf"{_STEP}|{_EVALUATION}"
 

@@ -152,10 +152,18 @@ class DrafterTrainer:
         Raises:
             RunFailed: the disk is full or the folder can't be written.
         """
+        self.save_weights(folder)
+        write_tensors(folder / OPTIMIZER_FILE, self._optimizer.moments(), {"format": "pt", "steps": str(self.steps)})
+
+    def save_weights(self, folder: Path) -> None:
+        """Write weights (float32) and the shape, which is what serving needs.
+
+        Raises:
+            RunFailed: the disk is full or the folder can't be written.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         self.shape.write(folder / SHAPE_FILE)
         write_tensors(folder / MODEL_FILE, dict(self.drafter.named_parameters()), {"format": "pt"})
-        write_tensors(folder / OPTIMIZER_FILE, self._optimizer.moments(), {"format": "pt", "steps": str(self.steps)})
 
     def load(self, folder: Path) -> None:
         """Take up what `save` wrote; training then goes on bit for bit as if it had never stopped. The window is emptied.

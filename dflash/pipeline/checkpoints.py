@@ -1,8 +1,10 @@
-"""Checkpoints of a run: whole or not there, checked when read, the newest few kept.
+"""Checkpoints of a run: whole or not there, checked when read, the newest few kept, and the best one.
 
 A checkpoint is a folder `step-00000100` with model.safetensors, optimizer.safetensors and state.json (the coordinator's state, what the
 weights belong to, and a checksum of each other file). It is written under a name that readers ignore, flushed to disk, then
 renamed. A checkpoint that is cut short or altered is passed over, and the one before it is used, and said.
+
+The best checkpoint (see `runs.best`) is written the same way, with what serving needs and without the optimiser; a run never resumes from it.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Any
 
 from dflash.errors import RefusedInput, RunFailed
 from dflash.pipeline.jobs import Save
+from dflash.runs.best import Best, Measure, best_folders, best_state, next_best_name, read_best
 from dflash.runs.folder import read_json
 
 FORMAT = 1
@@ -43,9 +46,9 @@ class CheckpointStore:
     warn: Callable[[str], None]
     look: Callable[[], None] = lambda: None
     """Called before anything is written: the last moment to see that the folder was moved."""
-    on_saved: Callable[[int, Path, int], None] = lambda step, folder, size_bytes: None
+    on_saved: Callable[[int, Path, int, Best | None], None] = lambda step, folder, size_bytes, best: None
 
-    def begin(self, step: int) -> Save:
+    def begin(self, step: int, *, weights_only: bool = False) -> Save:
         """The job that writes weights and optimiser, into a folder readers don't see yet.
 
         Raises:
@@ -60,7 +63,7 @@ class CheckpointStore:
             part.mkdir()
         except OSError as error:
             raise RunFailed(f"{part}: can't be made ({error.strerror}); make room, then `dflash resume`") from error
-        return Save(part)
+        return Save(part, weights_only)
 
     def commit(self, step: int, state: dict[str, Any]) -> None:
         """Add the state, flush, rename, and remove checkpoints beyond `keep`.
@@ -69,7 +72,38 @@ class CheckpointStore:
             RunFailed: it can't be written; the checkpoints before it are whole.
         """
         self.look()
-        part, final = self._part(step), self.folder / f"{_PREFIX}{step:08d}"
+        self.on_saved(step, *self._publish(step, f"{_PREFIX}{step:08d}", state), None)
+        for old in self._folders()[: -self.keep]:
+            shutil.rmtree(old, ignore_errors=True)
+
+    def commit_best(self, step: int, acceptance_length: float, measure: Measure) -> Best:
+        """Make what `begin` has written (weights only) the best checkpoint, in the place of the one before.
+
+        Raises:
+            RunFailed: it can't be written; the checkpoints before it, the best included, are whole.
+        """
+        self.look()
+        name = next_best_name(self.folder, step)
+        folder, size_bytes = self._publish(step, name, best_state(acceptance_length, measure))
+        best = Best(folder, step, acceptance_length, measure)
+        self.on_saved(step, folder, size_bytes, best)
+        for old in best_folders(self.folder)[1:]:
+            shutil.rmtree(old, ignore_errors=True)
+        return best
+
+    def best(self) -> Best | None:
+        """The best checkpoint; None if there is none, or none that is whole."""
+        for folder in best_folders(self.folder):
+            fault = find_fault(folder)
+            best = read_best(folder) if fault is None else None
+            if best is not None:
+                return best
+            self.warn(f"{folder}: {fault or 'state.json is none of a best checkpoint'}; passed over")
+        return None
+
+    def _publish(self, step: int, name: str, state: dict[str, Any]) -> tuple[Path, int]:
+        """Let readers see what was written; returns the folder and its bytes."""
+        part, final = self._part(step), self.folder / name
         try:
             files = {path.name: checksum(path) for path in sorted(part.iterdir())}
             whole = {"format": FORMAT, "step": step, "belongs_to": self.belongs_to, "files": files, **state}
@@ -85,9 +119,7 @@ class CheckpointStore:
             raise RunFailed(
                 f"{final}: can't be written ({error.strerror}); earlier checkpoints are whole. Make room, then `dflash resume`"
             ) from error
-        self.on_saved(step, final, sum(path.stat().st_size for path in final.iterdir()))
-        for old in self._folders()[: -self.keep]:
-            shutil.rmtree(old, ignore_errors=True)
+        return final, sum(path.stat().st_size for path in final.iterdir())
 
     def newest(self) -> Checkpoint | None:
         """The newest whole checkpoint, or None if there never was one.

@@ -17,13 +17,13 @@ from typing import Any
 
 from dflash.config import RunConfig
 from dflash.errors import RunFailed
-from dflash.model.results import StepResult, merged
+from dflash.model.results import StepResult
 from dflash.pipeline.crew import Crew
-from dflash.pipeline.evaluation import EvaluationPass
-from dflash.pipeline.jobs import Completion, Engine, Evaluate, Job, PlannedBatch, Prefetch, Produce, Save, Step, Train
+from dflash.pipeline.evaluation import Due, EvaluationPass, due_after
+from dflash.pipeline.jobs import Completion, Decode, Engine, Evaluate, Job, PlannedBatch, Prefetch, Produce, Save, Step, Train
 from dflash.pipeline.ledger import BatchState, Ledger
 from dflash.pipeline.plans import PlanStream
-from dflash.pipeline.reports import Checkpointer, Listener, Progress, StepReport, Window
+from dflash.pipeline.reports import Checkpointer, KeepsBest, Listener, Progress, StepReport, Window
 from dflash.pipeline.schedule import learning_rate
 from dflash.pipeline.stock import Stock
 
@@ -53,12 +53,14 @@ class Coordinator:
         feature_bytes_per_token: int,
         checkpointer: Checkpointer | None = None,
         holdout: list[PlannedBatch] | None = None,
+        prompts: list[int] | None = None,
+        best: KeepsBest | None = None,
         progress: Progress | None = None,
         saved_policy: dict[str, Any] | None = None,
     ) -> None:
         self.config, self.stream, self.ledger, self.engine, self.listener = config, stream, ledger, engine, listener
         self.checkpointer = checkpointer
-        self.holdout = holdout or []
+        self.holdout, self.prompts, self.best = holdout or [], prompts or [], best
         self.progress = progress or Progress()
         self.stop_requested = self.paused = self.checkpoint_requested = False
         self.stock = Stock(config, stream, ledger, engine, feature_bytes_per_token)
@@ -79,14 +81,14 @@ class Coordinator:
             Deadlock: no worker can go on.
             RunFailed: three steps in a row were not finite; a checkpoint of the weights before them is kept.
         """
-        if self.holdout and self.config.evaluation.every and self.progress.step == 0:
-            self._evaluate()
+        if self.progress.step == 0:
+            self._evaluate(due_after(0, self.config.evaluation))
         while self.progress.step < self.total_steps and not self.stop_requested:
             self._train_window()
             self._at_safe_point()
         finished = not self.stop_requested
-        if finished and self.holdout:
-            self._evaluate()
+        if finished:
+            self._evaluate(Due(simulate=True, decode=self.config.evaluation.decode_every > 0))
         self._checkpoint()
         return "finished" if finished else "stopped"
 
@@ -139,22 +141,24 @@ class Coordinator:
                 f"step {step}: loss or gradient not finite {SKIPS_THAT_STOP} times in a row; those steps changed nothing and the "
                 "weights before them are in the checkpoint. Lower optim.lr or look at the batches in the events, then resume"
             )
-        every = self.config.evaluation.every
-        if self.holdout and every and step % every == 0 and step < self.total_steps:
-            self._evaluate()
+        if step < self.total_steps:
+            self._evaluate(due_after(step, self.config.evaluation))
         every = self.config.checkpoint.every
         if (every and step % every == 0 and step < self.total_steps and not self.stop_requested) or self.checkpoint_requested:
             self._checkpoint()
 
-    def _evaluate(self) -> None:
-        started = self.engine.now()
-        self.evaluation = EvaluationPass(self.holdout, self.engine.drafters)
+    def _evaluate(self, due: Due) -> None:
+        if not self.holdout or not any(due):
+            return
+        started, prompts = self.engine.now(), self.prompts if due.decode else []
+        self.evaluation = EvaluationPass(self.holdout if due.simulate else [], self.engine.drafters, prompts)
         while not self.evaluation.complete:
             self._turn()
-        result, seconds = merged(self.evaluation.results), self.evaluation.seconds
+        report = self.evaluation.report(self.progress.step, self.engine.now() - started)
         self.evaluation = None
-        conversations = sum(batch.rows for batch in self.holdout)
-        self.listener.evaluated(self.progress.step, result, conversations, {**seconds, "evaluation": self.engine.now() - started})
+        self.listener.evaluated(report)
+        if self.best is not None:
+            self.best.offer(report, self._do_and_wait)
 
     def _checkpoint(self) -> None:
         self.checkpoint_requested = False
@@ -227,9 +231,9 @@ class Coordinator:
     def _feed_drafters(self) -> None:
         for worker in self.crew.idle("drafter"):
             if self.evaluation is not None:
-                held_out = self.evaluation.next_to_evaluate()
+                held_out = self.evaluation.next_for_drafter(worker)
                 if held_out is not None:
-                    self.crew.start(Evaluate(worker, held_out))
+                    self.crew.start(held_out)
                 continue
             window = self.window
             if window is None or window.taken >= window.size:
@@ -249,10 +253,11 @@ class Coordinator:
         match job:
             case Step() | Save():
                 self._ended[type(job)] = completion
-            case Evaluate(batch=batch):
+            case Evaluate() | Decode():
                 assert self.evaluation is not None
                 self.evaluation.evaluated(completion)
-                self.engine.forget(batch.id)
+                if isinstance(job, Evaluate):
+                    self.engine.forget(job.batch.id)
             case Prefetch(batch=batch) | Produce(batch=batch) if self.evaluation and batch.id.epoch < 0:
                 self.evaluation.advance(job, completion.busy_seconds)
             case Prefetch(batch=batch):
@@ -314,9 +319,9 @@ class Coordinator:
 
 
 def _plan_place(completion: Completion) -> tuple[int, ...]:
-    """Plan order of completions; steps and checkpoints first."""
+    """Plan order of completions; those without a batch first."""
     job = completion.job
-    return () if isinstance(job, Step | Save) else job.batch.id
+    return () if isinstance(job, Step | Save | Decode) else job.batch.id
 
 
 def _shorter(one: float | None, other: float | None) -> float | None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable
 
-from dflash.pipeline.jobs import Completion, Engine, Evaluate, Job, PlannedBatch, Prefetch, Produce, Save, Step, Train
+from dflash.pipeline.jobs import Completion, Decode, Engine, Evaluate, Job, PlannedBatch, Prefetch, Produce, Save, Step, Train
 from dflash.telemetry.accounts import WorkerAccount
 
-_STATE_OF = {Evaluate: "evaluation", Save: "checkpoint"}
+_STATE_OF = {Evaluate: "evaluation", Decode: "evaluation", Save: "checkpoint"}
 
 
 class Crew:
@@ -72,7 +72,7 @@ class Crew:
                 return [("prefetch", worker)]
             case Produce(worker=worker):
                 return [("target", worker)]
-            case Train(worker=worker) | Evaluate(worker=worker):
+            case Train(worker=worker) | Evaluate(worker=worker) | Decode(worker=worker):
                 return [("drafter", worker)]
             case Save():
                 return [("drafter", 0)]

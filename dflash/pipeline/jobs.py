@@ -76,6 +76,14 @@ class Evaluate:
 
 
 @dataclass(frozen=True, slots=True)
+class Decode:
+    """Answer the prompt of a held-out sample by real speculative decoding with the weights as they are."""
+
+    worker: int
+    sample: int
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """All drafters: sum the gradients, and take one optimiser step at learning rate `lr`."""
 
@@ -85,12 +93,13 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Drafter 0: write weights and optimiser into `folder`."""
+    """Drafter 0: write weights and optimiser into `folder`; or the weights only, which is all that serving needs."""
 
     folder: Path
+    weights_only: bool = False
 
 
-Job = Prefetch | Produce | Train | Evaluate | Step | Save
+Job = Prefetch | Produce | Train | Evaluate | Decode | Step | Save
 
 
 @dataclass(frozen=True, slots=True)

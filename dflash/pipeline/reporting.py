@@ -17,7 +17,8 @@ from dflash.config import RunConfig
 from dflash.model.results import BatchResult, merged
 from dflash.pipeline.coordinator import Coordinator
 from dflash.pipeline.live import LiveControl
-from dflash.pipeline.reports import StepReport, Trained
+from dflash.pipeline.reports import EvaluationReport, StepReport, Trained
+from dflash.runs.best import Best
 from dflash.telemetry.console import ConsoleLine, format_line
 from dflash.telemetry.recorder import Recorder
 
@@ -126,38 +127,50 @@ class RunReporter:
         if report.result.skipped:
             self.warn(f"step {report.step} skipped: {report.result.reason}")
 
-    def evaluated(self, step: int, result: BatchResult, conversations: int, seconds: dict[str, float]) -> None:
+    def evaluated(self, report: EvaluationReport) -> None:
         """A held-out evaluation ended."""
-        self.held_out, metrics = result, result.metrics
-        self.recorder.record(
-            "evaluation",
-            step=step,
-            conversations=conversations,
-            loss=result.loss,
-            cross_entropy=result.cross_entropy,
-            accuracy=result.accuracy,
-            accuracy_by_slot=metrics.accuracy_by_slot if metrics else None,
-            streak=result.streak,
-            acceptance_length=result.acceptance_length,
-            blocks=metrics.blocks if metrics else 0,
-            walk_acceptance_length=result.walk_acceptance_length,
-            walk_rounds=result.walk.rounds if result.walk else 0,
-            **{f"{stage}_seconds": spent for stage, spent in seconds.items()},
-        )
-        self.show(
-            f"evaluation at step {step}: loss={result.loss:.4f} acc={result.accuracy or 0:.4f} "
-            f"acceptance length={result.acceptance_length or 1:.3f} at random anchors, {result.walk_acceptance_length or 1:.3f} "
-            f"walked, on {conversations} held-out conversations"
-        )
+        fields: dict[str, Any] = {}
+        told: list[str] = []
+        result, decoded = report.simulated, report.decoded
+        if result is not None:
+            self.held_out, metrics = result, result.metrics
+            fields |= {
+                "conversations": report.conversations,
+                "loss": result.loss,
+                "cross_entropy": result.cross_entropy,
+                "accuracy": result.accuracy,
+                "accuracy_by_slot": metrics.accuracy_by_slot if metrics else None,
+                "streak": result.streak,
+                "acceptance_length": result.acceptance_length,
+                "blocks": metrics.blocks if metrics else 0,
+                "walk_acceptance_length": result.walk_acceptance_length,
+                "walk_rounds": result.walk.rounds if result.walk else 0,
+            }
+            told.append(
+                f"loss={result.loss:.4f} acc={result.accuracy or 0:.4f} acceptance length={result.acceptance_length or 1:.3f} at "
+                f"random anchors, {result.walk_acceptance_length or 1:.3f} walked, on {report.conversations} held-out conversations"
+            )
+        if decoded is not None:
+            fields |= {
+                "decode_acceptance_length": decoded.acceptance_length,
+                "decoded_prompts": report.prompts,
+                "decoded_tokens": decoded.tokens,
+                "decode_rounds": decoded.rounds,
+            }
+            told.append(f"acceptance length={decoded.acceptance_length:.3f} decoding {report.prompts} held-out prompts")
+        seconds = {f"{stage}_seconds": spent for stage, spent in report.seconds.items()}
+        self.recorder.record("evaluation", step=report.step, **fields, **seconds)
+        self.show(f"evaluation at step {report.step}: {'; '.join(told)}")
 
     def lost(self, worker: str, reason: str, step: int) -> None:
         """A worker died or hung."""
         self.recorder.record("worker_lost", worker=worker, reason=reason, step=step)
         self.show(f"warning: {worker} was lost ({reason}); its work is done again")
 
-    def saved(self, step: int, folder: Path, size_bytes: int) -> None:
-        """A checkpoint is on disk."""
-        self.recorder.record("checkpoint", step=step, folder=folder.name, bytes=size_bytes)
+    def saved(self, step: int, folder: Path, size_bytes: int, best: Best | None = None) -> None:
+        """A checkpoint is on disk; `best` if it is the best one."""
+        chosen = {"acceptance_length": best.acceptance_length, "chosen_by": best.measure.by} if best else {}
+        self.recorder.record("checkpoint", step=step, folder=folder.name, bytes=size_bytes, best=best is not None, **chosen)
 
     def warn(self, message: str) -> None:
         """Say it on the console and keep it in the events."""

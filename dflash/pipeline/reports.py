@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dflash.model.results import BatchResult, StepResult
+from dflash.model.results import BatchResult, Rounds, StepResult
 from dflash.pipeline.jobs import PlannedBatch, Save
 
 if TYPE_CHECKING:
@@ -46,6 +47,27 @@ class StepReport:
     step_seconds: float
 
 
+@dataclass(frozen=True)
+class EvaluationReport:
+    """One held-out evaluation.
+
+    Attributes:
+        step: optimiser steps taken before it.
+        conversations: held out, and simulated on.
+        prompts: decoded.
+        simulated: figures on the answers of the data; None when it was not done this time.
+        decoded: rounds of real speculative decoding; None when it was not done this time.
+        seconds: `evaluation`: it took; and those that all workers were busy with it: `target`, `drafter`, `decoding`.
+    """
+
+    step: int
+    conversations: int
+    prompts: int
+    simulated: BatchResult | None
+    decoded: Rounds | None
+    seconds: dict[str, float]
+
+
 @dataclass
 class Window:
     """The batches of one optimiser step while they are being gathered."""
@@ -75,8 +97,8 @@ class Listener(Protocol):
     def stepped(self, report: StepReport) -> None:
         """An optimiser step was taken (or skipped), and its batches are committed."""
 
-    def evaluated(self, step: int, result: BatchResult, conversations: int, seconds: dict[str, float]) -> None:
-        """A held-out evaluation ended: seconds it took (`evaluation`), and that all workers of a stage were busy (`target`, `drafter`)."""
+    def evaluated(self, report: EvaluationReport) -> None:
+        """A held-out evaluation ended."""
 
     def lost(self, worker: str, reason: str, step: int) -> None:
         """A worker died or hung; its job is done again."""
@@ -88,8 +110,15 @@ class Listener(Protocol):
 class Checkpointer(Protocol):
     """Where checkpoints go; see `checkpoints`."""
 
-    def begin(self, step: int) -> Save:
-        """The job that writes weights and optimiser."""
+    def begin(self, step: int, *, weights_only: bool = False) -> Save:
+        """The job that writes weights and optimiser, or the weights only."""
 
     def commit(self, step: int, state: dict[str, Any]) -> None:
         """Weights are written: add the coordinator's state and make the checkpoint visible."""
+
+
+class KeepsBest(Protocol):
+    """Who keeps the best checkpoint; see `best`."""
+
+    def offer(self, report: EvaluationReport, save: Callable[[Save], object]) -> None:
+        """An evaluation ended: if it is the best so far, have the weights written by `save`, and keep them."""

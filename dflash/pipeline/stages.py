@@ -24,7 +24,7 @@ from dflash.model.capture import Capture
 from dflash.model.facts import target_facts
 from dflash.model.feature_cache import CachedTarget, FeatureCache
 from dflash.model.first_weights import take_first_weights
-from dflash.model.results import BatchResult, StepResult
+from dflash.model.results import BatchResult, Rounds, StepResult
 from dflash.model.shape import DrafterShape
 from dflash.model.target import FrozenTarget
 from dflash.model.trainer import DrafterTrainer
@@ -59,8 +59,21 @@ class Drafter(Protocol):
     def apply_step(self, lr: float) -> StepResult:
         """One optimiser step on the gradient summed over all replicas."""
 
-    def save(self, folder: Path) -> None:
-        """Write weights and optimiser."""
+    def decode(self, sample: int) -> Rounds:
+        """Answer the prompt of a held-out sample by real speculative decoding."""
+
+    def save(self, folder: Path, *, weights_only: bool) -> None:
+        """Write weights and optimiser, or the weights only."""
+
+
+class HeldOutDecoder(Protocol):
+    """Decodes held-out prompts with the whole target; what does it lies above this room and is handed in."""
+
+    def decode(self, trainer: DrafterTrainer, sample: int) -> Rounds:
+        """Answer the prompt of a sample with the drafter as it is now; training must not notice."""
+
+
+MakeDecoder = Callable[[RunConfig, torch.device], HeldOutDecoder]
 
 
 class Stages(Protocol):
@@ -84,12 +97,14 @@ class RealStages:
         resume_from: a checkpoint's folder, or None for a new drafter.
         warm_start: what a new drafter takes from another.
         cache: where features are kept and read from; None: computed every time.
+        make_decoder: makes what decodes held-out prompts; needed where `evaluation.decode_every` is set.
     """
 
     config: RunConfig
     resume_from: Path | None = None
     warm_start: WarmStart | None = None
     cache: CacheFacts | None = None
+    make_decoder: MakeDecoder | None = None
 
     def reader(self) -> Reader:
         """A prefetch worker on the run's data set."""
@@ -129,7 +144,7 @@ class RealStages:
         elif self.warm_start is not None:
             take_first_weights(trainer.drafter, self.warm_start)
         all_reduce = join_group(rank, replicas, meeting, device) if replicas > 1 and meeting is not None else None
-        return TrainingDrafter(trainer, all_reduce)
+        return TrainingDrafter(trainer, all_reduce, self.make_decoder)
 
 
 @dataclass
@@ -149,6 +164,8 @@ class TrainingDrafter:
 
     trainer: DrafterTrainer
     all_reduce: AllReduce | None
+    make_decoder: MakeDecoder | None = None
+    _decoder: HeldOutDecoder | None = None
 
     def accumulate(self, rows: TokenRows, features: torch.Tensor, *, epoch: int, anchors: int, with_metrics: bool) -> BatchResult:
         """Forward and backward of one batch."""
@@ -162,14 +179,24 @@ class TrainingDrafter:
         """One optimiser step, with the other replicas."""
         return self.trainer.apply_step(lr, self.all_reduce)
 
-    def save(self, folder: Path) -> None:
-        """Write weights and optimiser.
+    def decode(self, sample: int) -> Rounds:
+        """Answer the prompt of a held-out sample; the whole target is loaded when the first one comes."""
+        if self._decoder is None:
+            assert self.make_decoder is not None
+            self._decoder = self.make_decoder(self.trainer.config, self.trainer.device)
+        return self._decoder.decode(self.trainer, sample)
+
+    def save(self, folder: Path, *, weights_only: bool = False) -> None:
+        """Write weights and optimiser, or the weights only.
 
         Raises:
             RunFailed: they can't be written.
         """
         try:
-            self.trainer.save(folder)
+            if weights_only:
+                self.trainer.save_weights(folder)
+            else:
+                self.trainer.save(folder)
         except OSError as error:
             raise RunFailed(f"{folder}: can't be written ({error.strerror}); make room, then `dflash resume`") from error
 

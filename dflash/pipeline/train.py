@@ -18,16 +18,18 @@ import numpy as np
 from dflash.config import RunConfig
 from dflash.data.dataset import TokenDataset
 from dflash.doctor import examine
+from dflash.errors import RefusedInput
 from dflash.model.cache_facts import CacheFacts
 from dflash.model.capture import bytes_per_token
 from dflash.model.facts import target_facts
 from dflash.model.shape import DrafterShape
 from dflash.model.warm_start import WarmStart
+from dflash.pipeline.best import BestKeeper
 from dflash.pipeline.cached_features import cache_line, describe_cache, prepare_cache
 from dflash.pipeline.checkpoints import Checkpoint, CheckpointStore, newest_step
 from dflash.pipeline.coordinator import Coordinator, DrafterLost
 from dflash.pipeline.engines import make_engine
-from dflash.pipeline.evaluation import plan_holdout
+from dflash.pipeline.evaluation import choose_prompts, plan_holdout
 from dflash.pipeline.folder_watch import FolderWatch
 from dflash.pipeline.init_from import plan_warm_start
 from dflash.pipeline.jobs import Engine, EngineDied
@@ -36,7 +38,8 @@ from dflash.pipeline.live import LiveControl
 from dflash.pipeline.plans import PlanStream, split_holdout
 from dflash.pipeline.reporting import RunReporter
 from dflash.pipeline.reports import Progress
-from dflash.pipeline.stages import RealStages
+from dflash.pipeline.stages import MakeDecoder, RealStages
+from dflash.runs.best import kept_best
 from dflash.runs.folder import RunFolder, write_json
 from dflash.runs.hold import Hold
 from dflash.runs.manifest import describe_environment
@@ -63,10 +66,18 @@ class Outcome:
     seconds: float
     loss: float | None
     acceptance_length: float | None
+    walk_acceptance_length: float | None
+    best_step: int | None
+    best_acceptance_length: float | None
 
 
-def drive_run(run: RunFolder, show: Callable[[str], None] = print) -> Outcome:
+def drive_run(run: RunFolder, show: Callable[[str], None] = print, make_decoder: MakeDecoder | None = None) -> Outcome:
     """Train until the run is finished or stopped.
+
+    Args:
+        run: where it is written, and its settings.
+        show: gets each console line.
+        make_decoder: what decodes held-out prompts; needed where `evaluation.decode_every` is set. It is `serving.held_out.HeldOutDecoding`.
 
     Raises:
         RefusedInput: the config does not fit the data, the target or the machine, or another process drives the run.
@@ -87,7 +98,7 @@ def drive_run(run: RunFolder, show: Callable[[str], None] = print) -> Outcome:
             names = run.config().telemetry.trackers
             with LiveTrackers(names, run, lambda reason: show_and_keep(f"warning: {reason}")) as trackers:
                 recorder.observers.append(trackers.record)
-                outcome = _drive(hold, recorder, show_and_keep)
+                outcome = _drive(hold, recorder, show_and_keep, make_decoder)
         except BaseException as error:
             state = "stopped" if isinstance(error, KeyboardInterrupt) else "crashed" if isinstance(error, EngineDied) else "failed"
             _keep_end(hold, recorder, state, reason=str(error) or type(error).__name__)
@@ -109,9 +120,13 @@ def _keep_end(hold: Hold, recorder: Recorder, state: str, **fields: Any) -> None
     recorder.record("run_ended", state=state, **fields)
 
 
-def _drive(hold: Hold, recorder: Recorder, show: Callable[[str], None]) -> Outcome:
+def _drive(hold: Hold, recorder: Recorder, show: Callable[[str], None], make_decoder: MakeDecoder | None) -> Outcome:
     """Sessions of one process: one, and one more for each time drafters have to go back to a checkpoint."""
     run = hold.run
+    if run.config().evaluation.decode_every and make_decoder is None:
+        raise RefusedInput(
+            "evaluation.decode_every is set, but nothing to decode with was handed in: give drive_run a make_decoder"
+        )
     examination = examine(run.config(), runs=run.path.parent, checkpoints=run.checkpoints)
     for note in examination.notes:
         show(f"note: {note}")
@@ -122,7 +137,7 @@ def _drive(hold: Hold, recorder: Recorder, show: Callable[[str], None]) -> Outco
     steps_before_loss: list[int] = []
     while True:
         try:
-            return _train_on(hold, recorder, show)
+            return _train_on(hold, recorder, show, make_decoder)
         except DrafterLost as error:
             newest = newest_step(hold.find().checkpoints)
             steps_before_loss.append(newest)
@@ -132,7 +147,7 @@ def _drive(hold: Hold, recorder: Recorder, show: Callable[[str], None]) -> Outco
             show(f"warning: {error}; all drafters go back to step {newest}")
 
 
-def _train_on(hold: Hold, recorder: Recorder, show: Callable[[str], None]) -> Outcome:
+def _train_on(hold: Hold, recorder: Recorder, show: Callable[[str], None], make_decoder: MakeDecoder | None) -> Outcome:
     """Train from the newest whole checkpoint with a fresh engine."""
     run = hold.run
     config = run.config()
@@ -144,7 +159,8 @@ def _train_on(hold: Hold, recorder: Recorder, show: Callable[[str], None]) -> Ou
     warm_start = None if checkpoint else _warm_start(run, config, shape, recorder, show)
     pipeline = config.pipeline
     show(f"{run.path}: starting {pipeline.targets} targets and {pipeline.drafters} drafters on the {pipeline.engine} engine")
-    with make_engine(config, RealStages(config, checkpoint.folder if checkpoint else None, warm_start, cache), run.path) as engine:
+    stages = RealStages(config, checkpoint.folder if checkpoint else None, warm_start, cache, make_decoder)
+    with make_engine(config, stages, run.path) as engine:
         coordinator, reporter = _assemble(hold, config, dataset, shape, checkpoint, store, engine, recorder, show)
         first, total = coordinator.progress.step, coordinator.total_steps
         recorder.record(
@@ -165,6 +181,7 @@ def _train_on(hold: Hold, recorder: Recorder, show: Callable[[str], None]) -> Ou
         reporter.close(coordinator)
         if cache is not None:
             _keep_cache_state(run, cache, dataset, recorder, show)
+        best = kept_best(store.folder)
         return Outcome(
             run=str(hold.run.path),
             state=state,
@@ -174,6 +191,9 @@ def _train_on(hold: Hold, recorder: Recorder, show: Callable[[str], None]) -> Ou
             seconds=engine.now() - started,
             loss=reporter.last_step.result.loss if reporter.last_step else None,
             acceptance_length=reporter.held_out.acceptance_length if reporter.held_out else None,
+            walk_acceptance_length=reporter.held_out.walk_acceptance_length if reporter.held_out else None,
+            best_step=best.step if best else None,
+            best_acceptance_length=best.acceptance_length if best else None,
         )
 
 
@@ -250,6 +270,8 @@ def _assemble(
         feature_bytes_per_token=bytes_per_token(config, shape),
         checkpointer=store,
         holdout=plan_holdout(stream, dataset.loss_tokens, held_out),
+        prompts=choose_prompts(dataset.loss_tokens, held_out, config.evaluation.decode_prompts),
+        best=BestKeeper(config.evaluation, store, show) if config.checkpoint.best else None,
         progress=progress,
         saved_policy=state.get("policy"),
     )

@@ -247,7 +247,7 @@ def _evaluation_shares(runs: list[RunCosts], model: CostModel) -> list[float]:
             continue
         blocks = run.workload.blocks
         jobs = [Train(0, batch, budget, with_metrics=True) for batch in batches]
-        trained = sum(model.seconds(job, blocks.of(job.batch.samples, budget)) for job in jobs)
+        trained = sum(model.seconds(job, blocks.evaluated(job.batch.samples, run.config.evaluation)) for job in jobs)
         shares += [each["drafter"] / trained for each in run.evaluations if trained > 0]
     return shares
 

@@ -22,14 +22,13 @@ import numpy as np
 from dflash.batching.figures import plan_figures
 from dflash.batching.plan import EpochPlan
 from dflash.config import RunConfig
-from dflash.model.results import BatchResult
 from dflash.pipeline.coordinator import Coordinator, Deadlock
 from dflash.pipeline.engines.simulated import CostModel, SimulatedEngine
 from dflash.pipeline.evaluation import plan_holdout
 from dflash.pipeline.jobs import PlannedBatch, Save
 from dflash.pipeline.ledger import Ledger
 from dflash.pipeline.plans import PlanStream
-from dflash.pipeline.reports import StepReport, Trained
+from dflash.pipeline.reports import EvaluationReport, StepReport, Trained
 from dflash.predict.costs import ResolvedCosts, resolve_costs
 from dflash.predict.workload import Workload, load_workload
 
@@ -112,10 +111,10 @@ class Watcher:
         if now >= self.stop_at_seconds and len(self.steps) >= FEWEST_STEPS:
             self.coordinator.stop_requested = True
 
-    def evaluated(self, step: int, result: BatchResult, conversations: int, seconds: dict[str, float]) -> None:
+    def evaluated(self, report: EvaluationReport) -> None:
         """A held-out evaluation ended."""
         self.evaluations += 1
-        self.seconds["evaluation"] = self.seconds.get("evaluation", 0.0) + seconds["evaluation"]
+        self.seconds["evaluation"] = self.seconds.get("evaluation", 0.0) + report.seconds["evaluation"]
 
     def lost(self, worker: str, reason: str, step: int) -> None:
         """No worker is lost in a simulation."""
@@ -128,7 +127,7 @@ class Watcher:
 class _NoCheckpoint:
     """Takes the time of a checkpoint and writes none."""
 
-    def begin(self, step: int) -> Save:
+    def begin(self, step: int, *, weights_only: bool = False) -> Save:
         """The job that takes the time."""
         return Save(Path())
 
@@ -179,7 +178,7 @@ def build(
         costs.model,
         config.simulation.seed,
         blocks=workload.blocks,
-        evaluation_anchors=config.evaluation.anchors,
+        evaluation=config.evaluation,
         feature_bytes_per_token=workload.feature_bytes_per_token,
         cores=costs.cores,
         serial=config.pipeline.engine == "inline",

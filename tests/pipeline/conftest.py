@@ -28,8 +28,8 @@ class Watcher:
         for trained in report.batches:
             self.trained_samples.update((report.epoch, int(sample)) for sample in trained.batch.samples)
 
-    def evaluated(self, step, result, conversations, seconds):
-        self.evaluations.append((step, result, conversations))
+    def evaluated(self, report):
+        self.evaluations.append(report)
 
     def lost(self, worker, reason, step):
         self.losses.append(worker)

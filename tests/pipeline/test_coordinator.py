@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 from dflash.errors import RefusedInput, RunFailed
 from dflash.model.results import StepResult
 from dflash.pipeline.coordinator import Deadlock
-from dflash.pipeline.engines.simulated import CostModel, SimulatedEngine
-from dflash.pipeline.jobs import Completion, Step
+from dflash.pipeline.engines.simulated import NO_BLOCKS, CostModel, SimulatedEngine
+from dflash.pipeline.jobs import Completion, Decode, Produce, Save, Step
+from dflash.pipeline.ledger import BatchId
 from dflash.pool.policies import POLICIES
 from dflash.telemetry.accounts import STATES
 from tests.pipeline.kept_states import Store
@@ -284,20 +286,73 @@ def test_three_steps_in_a_row_that_are_not_finite_stop_the_run_with_a_checkpoint
     assert 6 in store.states
 
 
+@dataclass(frozen=True)
+class SlowDecoding(CostModel):
+    """The record's costs, and twenty seconds a held-out prompt."""
+
+    target_per_padded_token: float = RECORD_COSTS.target_per_padded_token
+    drafter_per_token: float = RECORD_COSTS.drafter_per_token
+
+    def seconds(self, job, blocks=NO_BLOCKS):
+        return 20.0 if isinstance(job, Decode) else super().seconds(job, blocks)
+
+
+def held_out_of(simulate, lengths, count=5):
+    """The first batches of a plan, as held-out ones."""
+    run, seen = simulate(lengths, *TOPOLOGY, "optim.epochs=1", costs=RECORD_COSTS)
+    run.run()
+    return [replace(trained.batch, id=BatchId(-1, 0, number)) for number, trained in enumerate(seen.batches[:count])]
+
+
 def test_held_out_batches_are_evaluated_beside_training(simulate):
     lengths = record_lengths(2_000)
-    run, seen = simulate(lengths, *TOPOLOGY, "optim.epochs=1", "evaluation.every=1", costs=RECORD_COSTS)
-    run.run()
-    held_out = [trained.batch for trained in seen.batches[:5]]
-    held_out = [
-        type(batch)(**{**{name: getattr(batch, name) for name in batch.__slots__}, "id": type(batch.id)(-1, 0, number)})
-        for number, batch in enumerate(held_out)
-    ]
+    held_out = held_out_of(simulate, lengths)
     run, seen = simulate(lengths, *TOPOLOGY, "optim.epochs=1", "evaluation.every=1", costs=RECORD_COSTS, holdout=held_out)
     run.run()
-    assert [step for step, _, _ in seen.evaluations] == list(range(len(seen.steps) + 1))
-    assert all(result.tokens == sum(batch.tokens for batch in held_out) for _, result, _ in seen.evaluations)
+    assert [report.step for report in seen.evaluations] == list(range(len(seen.steps) + 1))
+    assert all(report.simulated.tokens == sum(batch.tokens for batch in held_out) for report in seen.evaluations)
     assert set(seen.trained_samples.values()) == {1}
+
+
+def test_targets_go_on_for_training_while_held_out_prompts_are_decoded_and_batches_evaluated(simulate):
+    lengths = record_lengths(2_000)
+    held_out = held_out_of(simulate, lengths)
+    settings = ("optim.epochs=1", "evaluation.every=1", "evaluation.decode_every=2", "evaluation.decode_prompts=3")
+    run, seen = simulate(lengths, *TOPOLOGY, *settings, costs=SlowDecoding(), holdout=held_out, prompts=[7, 8, 9])
+    submit, beside, drafters = run.engine.submit, [], []
+
+    def watched(job):
+        if run.evaluation is not None:
+            beside.extend([job] if isinstance(job, Produce) and job.batch.id.epoch >= 0 else [])
+            drafters.extend([job] if isinstance(job, Decode) else [])
+        submit(job)
+
+    run.engine.submit = watched
+    run.run()
+    assert beside
+    assert {job.worker for job in drafters} == {0}
+    decoded = [report for report in seen.evaluations if report.decoded is not None]
+    assert [report.step for report in decoded] == sorted({*range(2, len(seen.steps), 2), len(seen.steps)})
+    assert all(report.decoded.answers == report.prompts == 3 for report in decoded)
+    assert [job.sample for job in drafters[:3]] == [7, 8, 9]
+    assert set(seen.trained_samples.values()) == {1}
+
+
+def test_what_an_evaluation_found_is_offered_to_whoever_keeps_the_best(simulate):
+    offered = []
+
+    class Best:
+        def offer(self, report, save):
+            offered.append(report)
+            assert save(Save(None, weights_only=True)).job.weights_only
+
+    lengths = record_lengths(2_000)
+    held_out = held_out_of(simulate, lengths)
+    run, seen = simulate(
+        lengths, *TOPOLOGY, "optim.epochs=1", "evaluation.every=2", costs=RECORD_COSTS, holdout=held_out, best=Best()
+    )
+    run.run()
+    assert offered == seen.evaluations
 
 
 def test_the_simulator_is_fast_enough_to_be_asked_often(simulate):

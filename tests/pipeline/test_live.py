@@ -86,7 +86,7 @@ def test_a_change_survives_a_checkpoint(simulate):
     states = []
 
     class Store:
-        def begin(self, step):
+        def begin(self, step, *, weights_only=False):
             from dflash.pipeline.jobs import Save
 
             return Save(None)
@@ -119,7 +119,7 @@ def test_settings_changed_between_sessions_replan_the_rest(simulate):
     states = {}
 
     class Store:
-        def begin(self, step):
+        def begin(self, step, *, weights_only=False):
             from dflash.pipeline.jobs import Save
 
             return Save(None)

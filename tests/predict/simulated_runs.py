@@ -27,7 +27,7 @@ TRUE = CostModel(
 class NoStore:
     """Takes a checkpoint's time and writes none."""
 
-    def begin(self, step):
+    def begin(self, step, *, weights_only=False):
         return Save(None)
 
     def commit(self, step, state):
@@ -64,7 +64,7 @@ def record_run(folder, name, *sets, costs=TRUE, cores=0, engine_kind=SimulatedEn
     workload: Workload = load_workload(config)
     serial = config.pipeline.engine == "inline"
     engine = engine_kind(
-        config.pipeline, costs, 1, blocks=workload.blocks, evaluation_anchors=config.evaluation.anchors, cores=cores,
+        config.pipeline, costs, 1, blocks=workload.blocks, evaluation=config.evaluation, cores=cores,
         feature_bytes_per_token=8, serial=serial,
     )  # fmt: skip
     ledger = Ledger()

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash.config import PipelineConfig
+from dflash.config import EvaluationConfig, PipelineConfig
 from dflash.pipeline.engines.simulated import BlockPlaces, CostModel, SimulatedEngine
 from dflash.pipeline.jobs import Evaluate, PlannedBatch, Prefetch, Produce, Step, Train
 from dflash.pipeline.ledger import BatchId
@@ -85,9 +85,10 @@ def test_what_ends_at_one_instant_is_told_at_once_in_the_order_it_was_started():
 def test_evaluation_costs_a_share_of_training_with_its_own_anchors():
     places = BlockPlaces(lengths=np.array([100, 10]), places=np.array([60, 4]))
     costs = CostModel(drafter_per_token=0.1, drafter_per_anchor=1.0, drafter_metrics=6.0, evaluation_share=0.5)
-    machine = engine(costs, blocks=places, evaluation_anchors=8)
+    machine = engine(costs, blocks=places, evaluation=EvaluationConfig(anchors=8, decode_tokens=7))
     machine.submit(Evaluate(0, batch(0, 110, rows=2)))
-    assert machine.wait(None)[0].busy_seconds == pytest.approx(0.5 * (11 + 12 + 6))
+    walked = 6 + 4  # places of an answer of seven tokens; of one that has four
+    assert machine.wait(None)[0].busy_seconds == pytest.approx(0.5 * (11 + 12 + walked + 6))
 
 
 def test_patience_moves_the_clock_no_further():

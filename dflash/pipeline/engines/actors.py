@@ -100,9 +100,13 @@ class DrafterWorker(_Worker):
         """One optimiser step together with the other replicas."""
         return _timed(lambda: self._drafter.apply_step(lr))
 
-    def save(self, folder: Path) -> tuple[Any, float]:
-        """Write weights and optimiser."""
-        return _timed(lambda: self._drafter.save(folder))
+    def decode(self, sample: int) -> tuple[Any, float]:
+        """Answer a held-out prompt by speculative decoding."""
+        return _timed(lambda: self._drafter.decode(sample))
+
+    def save(self, folder: Path, weights_only: bool) -> tuple[Any, float]:
+        """Write weights and optimiser, or the weights only."""
+        return _timed(lambda: self._drafter.save(folder, weights_only=weights_only))
 
 
 _remote = ray.remote(num_cpus=0, concurrency_groups={"health": 1})

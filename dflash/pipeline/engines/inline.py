@@ -13,11 +13,11 @@ import time
 from typing import Any
 
 from dflash.config import PipelineConfig
-from dflash.pipeline.jobs import Completion, Evaluate, Job, Prefetch, Produce, Save, Step, Train
+from dflash.pipeline.jobs import Completion, Decode, Evaluate, Job, Prefetch, Produce, Save, Step, Train
 from dflash.pipeline.ledger import BatchId
 from dflash.pipeline.stages import Stages
 
-_PRIORITY: dict[type[Job], int] = {Save: 0, Step: 0, Train: 1, Evaluate: 1, Produce: 2, Prefetch: 3}
+_PRIORITY: dict[type[Job], int] = {Save: 0, Step: 0, Train: 1, Evaluate: 1, Decode: 1, Produce: 2, Prefetch: 3}
 
 
 class InlineEngine:
@@ -77,6 +77,8 @@ class InlineEngine:
                 return self._drafter.evaluate(self._rows[batch.id], self._features[batch.id])
             case Step(lr=lr):
                 return self._drafter.apply_step(lr)
-            case Save(folder=folder):
-                self._drafter.save(folder)
+            case Decode(sample=sample):
+                return self._drafter.decode(sample)
+            case Save(folder=folder, weights_only=weights_only):
+                self._drafter.save(folder, weights_only=weights_only)
         return None

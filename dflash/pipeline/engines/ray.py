@@ -31,7 +31,7 @@ from dflash.errors import DFlashError, RunFailed
 from dflash.pipeline.engines.actors import DrafterActor, ReaderActor, TargetActor
 from dflash.pipeline.engines.cluster import connect, disconnect, gpus_per_worker
 from dflash.pipeline.engines.ray_processes import RayProcesses, done_within, is_orphan
-from dflash.pipeline.jobs import Completion, EngineDied, Evaluate, Job, Prefetch, Produce, Save, Step, Train
+from dflash.pipeline.jobs import Completion, Decode, EngineDied, Evaluate, Job, Prefetch, Produce, Save, Step, Train
 from dflash.pipeline.ledger import BatchId
 from dflash.pipeline.stages import Stages
 
@@ -180,8 +180,10 @@ class RayEngine:
             case Evaluate(worker=worker, batch=batch):
                 actor, rows, features = self._workers["drafter", worker].actor, self._rows[batch.id], self._features[batch.id]
                 done = actor.evaluate.remote(rows, features)
-            case Save(folder=folder):
-                done = self._workers["drafter", 0].actor.save.remote(folder.resolve())
+            case Decode(worker=worker, sample=sample):
+                done = self._workers["drafter", worker].actor.decode.remote(sample)
+            case Save(folder=folder, weights_only=weights_only):
+                done = self._workers["drafter", 0].actor.save.remote(folder.resolve(), weights_only)
             case Step(lr=lr):
                 return [self._workers["drafter", rank].actor.step.remote(lr) for rank in range(self.drafters)]
         return [done]

@@ -23,13 +23,13 @@ from typing import Literal, NamedTuple, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from dflash.config import PipelineConfig
-from dflash.model.results import BatchResult, StepResult
-from dflash.pipeline.jobs import Completion, Evaluate, Job, PlannedBatch, Prefetch, Produce, Save, Step, Train
+from dflash.config import EvaluationConfig, PipelineConfig
+from dflash.model.results import BatchResult, Rounds, StepResult
+from dflash.pipeline.jobs import Completion, Decode, Evaluate, Job, PlannedBatch, Prefetch, Produce, Save, Step, Train
 from dflash.pipeline.ledger import BatchId
 
 Stage = Literal["prefetch", "target", "drafter", "step", "copy"]
-_PRIORITY: dict[type[Job], int] = {Save: 0, Step: 0, Train: 1, Evaluate: 1, Produce: 2, Prefetch: 3}
+_PRIORITY: dict[type[Job], int] = {Save: 0, Step: 0, Train: 1, Evaluate: 1, Decode: 1, Produce: 2, Prefetch: 3}
 _SHORTEST_SHARE = 0.05
 
 
@@ -109,6 +109,8 @@ class CostModel:
                 return self._drafting(batch, blocks) + (self.drafter_metrics if with_metrics else 0.0)
             case Evaluate(batch=batch):
                 return self.evaluation_share * (self._drafting(batch, blocks) + self.drafter_metrics)
+            case Decode():
+                return 0.0  # no term tells it, and no simulation asks for it
             case Step():
                 return self.step_fixed + self.step_per_drafter * (self.drafters - 1)
             case Save():
@@ -118,7 +120,7 @@ class CostModel:
         """Seconds a worker hands over, besides: every job its messages, targets and drafters their features."""
         if isinstance(job, Produce | Train | Evaluate) and self.copy_bytes_per_second:
             return self.copy_fixed + feature_bytes / self.copy_bytes_per_second
-        return self.copy_fixed if not isinstance(job, Save | Step) else 0.0
+        return self.copy_fixed if not isinstance(job, Save | Step | Decode) else 0.0
 
     def faster(self, stage: Stage, factor: float) -> Self:
         """The same machine with one stage so many times as fast."""
@@ -159,6 +161,11 @@ class BlockPlaces:
         drawn = np.minimum(self.places[samples], budget)
         return Blocks(int(drawn.sum()), int(drawn @ self.lengths[samples]))
 
+    def evaluated(self, samples: NDArray[np.integer], evaluation: EvaluationConfig) -> Blocks:
+        """The blocks an evaluation of these samples drafts: its random anchors, and the places of an answer to walk over."""
+        drawn, walked = self.of(samples, evaluation.anchors), self.of(samples, evaluation.decode_tokens - 1)
+        return Blocks(drawn.anchors + walked.anchors, drawn.anchor_tokens + walked.anchor_tokens)
+
 
 class SimulatedEngine:
     """Jobs end when the cost model says, on a clock of its own.
@@ -168,7 +175,7 @@ class SimulatedEngine:
         costs: seconds of a job.
         seed: of the noise.
         blocks: where blocks may start in the samples; None: no blocks are counted.
-        evaluation_anchors: blocks a held-out conversation, at most.
+        evaluation: how many blocks an evaluation drafts.
         feature_bytes_per_token: bytes handed over a real token.
         cores: CPU cores that all workers share; 0: a device each.
         serial: one job at a time, as the `inline` engine.
@@ -183,7 +190,7 @@ class SimulatedEngine:
         seed: int = 0,
         *,
         blocks: BlockPlaces | None = None,
-        evaluation_anchors: int = 64,
+        evaluation: EvaluationConfig | None = None,
         feature_bytes_per_token: int = 0,
         cores: int = 0,
         serial: bool = False,
@@ -191,7 +198,7 @@ class SimulatedEngine:
         self.targets, self.drafters, self.prefetch_workers = pipeline.targets, pipeline.drafters, pipeline.prefetch_workers
         self.costs = replace(costs, drafters=pipeline.drafters) if isinstance(costs, CostModel) else costs
         self.jobs_done = 0
-        self._blocks, self._evaluation_anchors = blocks, evaluation_anchors
+        self._blocks, self._evaluation = blocks, evaluation or EvaluationConfig()
         self._feature_bytes_per_token = feature_bytes_per_token
         self._random = random.Random(seed)
         self._machine: _Machine = _OneHand() if serial else _Cores(cores)
@@ -203,11 +210,11 @@ class SimulatedEngine:
 
     def submit(self, job: Job) -> None:
         """Start a job now; it ends after its cost."""
-        batch = None if isinstance(job, Step | Save) else job.batch
+        batch = None if isinstance(job, Step | Save | Decode) else job.batch
         blocks = NO_BLOCKS
         if isinstance(job, Train | Evaluate) and self._blocks is not None:
-            budget = job.anchors if isinstance(job, Train) else self._evaluation_anchors
-            blocks = self._blocks.of(job.batch.samples, budget)
+            samples, places = job.batch.samples, self._blocks
+            blocks = places.of(samples, job.anchors) if isinstance(job, Train) else places.evaluated(samples, self._evaluation)
         seconds = self.costs.seconds(job, blocks)
         if self.costs.noise:
             seconds *= max(1.0 + self.costs.noise * self._random.gauss(0.0, 1.0), _SHORTEST_SHARE)
@@ -331,10 +338,12 @@ def _completion(doing: _Doing, busy_seconds: float) -> Completion:
     return Completion(doing.job, busy_seconds, _result(doing))
 
 
-def _result(doing: _Doing) -> BatchResult | StepResult | None:
+def _result(doing: _Doing) -> BatchResult | Rounds | StepResult | None:
     match doing.job:
         case Train(batch=batch) | Evaluate(batch=batch):
             return BatchResult(0.0, 1.0, batch.tokens, batch.tokens, doing.anchors, 0, 0.0)
+        case Decode():
+            return Rounds(1, 1, 1)
         case Step():
             return StepResult(loss=0.0, grad_norm=0.0, weight_sum=1.0, skipped=False, reason="", seconds=0.0)
         case _:
