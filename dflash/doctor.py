@@ -28,11 +28,13 @@ from dflash.model.capture import Capture, bytes_per_token
 from dflash.model.facts import TargetFacts, target_facts
 from dflash.model.families import attention_note, choose_attention
 from dflash.model.footprint import (
+    best_checkpoint_bytes,
     checkpoint_bytes,
     drafter_footprint,
     refuse_unfit_tables,
     target_activation_bytes,
     target_weight_bytes,
+    whole_target_bytes,
 )
 from dflash.model.objectives.registry import mix_of
 from dflash.model.quantisation import refuse_quantised
@@ -250,8 +252,9 @@ def _examine_bytes(
     target_element = _element_bytes(config.target.dtype, gpus)
     try:
         target = target_weight_bytes(facts, capture.layer_ids, target_element)
+        decoding = whole_target_bytes(facts, target_element) if config.evaluation.decode_every else 0
     except RefusedInput:  # said already
-        target = 0
+        target = decoding = 0
     largest = tokens * bytes_per_token(config, shape)
     activations = target_activation_bytes(facts, tokens, target_element)
     pool = min(config.pool.capacity_bytes, config.pool.capacity_items * largest)
@@ -268,12 +271,14 @@ def _examine_bytes(
         Need("features of the largest batch", largest, note=f"{tokens:,} tokens x {capture.width:,}{_last_state_note(capture)}"),
         Need("pool when full", pool, note=f"{config.pool.capacity_items} items, at most {_size(config.pool.capacity_bytes)}"),
     ]
+    if decoding:
+        found.needs.append(Need("drafter 0: the whole target", decoding, note="decodes held-out prompts (evaluation.decode_every)"))
     if largest > config.pool.capacity_bytes:
         found.faults.append(
             f"pool.capacity_bytes={config.pool.capacity_bytes:,} is {_size(largest - config.pool.capacity_bytes)} smaller than the "
             f"features of the largest batch ({_size(largest)}): raise it to {largest}, or lower batching.token_budget"
         )
-    workers = _Workers(target + largest, activations, drafter.certain + largest, drafter.activations)
+    workers = _Workers(target + largest, activations, drafter.certain + largest, drafter.activations, decoding)
     if config.pipeline.ray_address is None:
         if gpus:
             _examine_gpus(found, config, workers, gpus)
@@ -290,19 +295,24 @@ def _last_state_note(capture: Capture) -> str:
 
 @dataclass(frozen=True)
 class _Workers:
-    """Bytes of one target and of one drafter: certain, and estimated on top."""
+    """Bytes of one target and of one drafter: certain, and estimated on top; `decoding` are drafter 0's besides."""
 
     target: int
     target_more: int
     drafter: int
     drafter_more: int
+    decoding: int
 
 
 def _examine_gpus(found: Examination, config: RunConfig, workers: _Workers, gpus: list[Gpu]) -> None:
     smallest = min(gpu.memory_bytes for gpu in gpus)
-    parts = {"a target": (workers.target, workers.target_more), "a drafter": (workers.drafter, workers.drafter_more)}
+    parts = {
+        "a target": (workers.target, workers.target_more),
+        "a drafter": (workers.drafter + workers.decoding, workers.drafter_more),
+    }
     if config.pipeline.engine == "inline":
-        parts = {"target and drafter": (workers.target + workers.drafter, max(workers.target_more, workers.drafter_more))}
+        certain = workers.target + workers.drafter + workers.decoding
+        parts = {"target and drafter": (certain, max(workers.target_more, workers.drafter_more))}
     for name, (certain, more) in parts.items():
         remedy = "lower batching.token_budget, drafter.logits_chunk or drafter.positions_at_once, or take GPUs with more memory"
         _hold_against(found, f"GPU memory of {name}", certain, more, smallest, remedy)
@@ -316,7 +326,7 @@ def _examine_memory(found: Examination, config: RunConfig, workers: _Workers, po
     certain = pool + processes * _RAY_PROCESS_BYTES
     more = 0
     if not on_gpu:
-        certain += targets * workers.target + drafters * workers.drafter
+        certain += targets * workers.target + drafters * workers.drafter + workers.decoding
         more = targets * workers.target_more + drafters * workers.drafter_more
     remedy = "lower pool.capacity_bytes, pipeline.targets, pipeline.drafters or batching.token_budget"
     _hold_against(found, "memory of this machine", certain, more, memory_limit_bytes(), remedy)
@@ -353,6 +363,9 @@ def _examine_disk(found: Examination, config: RunConfig, shape: DrafterShape, ru
     held = sum(file.stat().st_size for file in checkpoints.rglob("*") if file.is_file()) if checkpoints is not None else 0
     needs, free = kept * written, shutil.disk_usage(folder).free + held
     note = f"{kept} checkpoints of {_size(written)}"
+    if config.checkpoint.best and config.data.holdout:
+        needs += 2 * best_checkpoint_bytes(shape)  # the one before goes when the new one is whole
+        note += f", and 2 best ones of {_size(best_checkpoint_bytes(shape))}"
     _hold_against(found, "disk for checkpoints", needs, 0, free, "make room, or lower checkpoint.keep", note=note)
 
 

@@ -83,6 +83,16 @@ def test_the_state_an_objective_needs_is_counted_wherever_features_are(data: Pat
     assert any("the target's last state for drafter.loss" in note for *_, note in kl.lines())
 
 
+def test_the_best_checkpoint_and_the_target_that_decodes_are_counted(data: Path, tmp_path: Path) -> None:
+    plain = examine(config(data, checkpoint={"best": False}), runs=tmp_path)
+    found = examine(config(data, data={"holdout": 2}, evaluation={"decode_every": 5}), runs=tmp_path)
+    weights, whole = needs(found, "drafter: weights"), needs(found, "drafter 0: the whole target")
+    assert needs(found, "disk for checkpoints") - needs(plain, "disk for checkpoints") == 2 * weights
+    assert (
+        needs(found, "memory of this machine") - needs(plain, "memory of this machine") == whole > needs(found, "target: weights")
+    )
+
+
 def test_it_loads_no_torch_and_takes_about_a_second(data: Path) -> None:
     code = (
         "import sys, pathlib; from dflash.config import load_config; from dflash.doctor import examine\n"

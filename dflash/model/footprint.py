@@ -98,6 +98,11 @@ def checkpoint_bytes(shape: DrafterShape, optimizer: str) -> int:
     return 4 * drafter_parameters(shape) + optimizer_bytes(shape, optimizer)
 
 
+def best_checkpoint_bytes(shape: DrafterShape) -> int:
+    """Bytes of the best checkpoint on disk: weights, float32."""
+    return 4 * drafter_parameters(shape)
+
+
 def drafter_footprint(
     shape: DrafterShape,
     *,
@@ -155,6 +160,15 @@ def target_weight_bytes(facts: TargetFacts, layer_ids: Sequence[int], element_by
         if not _NOT_LOADED.search(name) and (layer is None or int(layer.group(1)) <= last):
             count += math.prod(stored.shape)
     return count * element_bytes
+
+
+def whole_target_bytes(facts: TargetFacts, element_bytes: int) -> int:
+    """Bytes of all weights of the target, as decoding holds them.
+
+    Raises:
+        RefusedInput: a file is missing, cut short or no safetensors file.
+    """
+    return element_bytes * sum(math.prod(stored.shape) for stored in stored_tensors(facts.folder).values())
 
 
 def refuse_unfit_tables(facts: TargetFacts) -> None:

@@ -317,7 +317,7 @@ def test_held_out_batches_are_evaluated_beside_training(simulate):
 def test_targets_go_on_for_training_while_held_out_prompts_are_decoded_and_batches_evaluated(simulate):
     lengths = record_lengths(2_000)
     held_out = held_out_of(simulate, lengths)
-    settings = ("optim.epochs=1", "evaluation.every=1", "evaluation.decode_every=2", "evaluation.decode_prompts=3")
+    settings = ("optim.epochs=1", "data.holdout=9", "evaluation.every=1", "evaluation.decode_every=2")
     run, seen = simulate(lengths, *TOPOLOGY, *settings, costs=SlowDecoding(), holdout=held_out, prompts=[7, 8, 9])
     submit, beside, drafters = run.engine.submit, [], []
 

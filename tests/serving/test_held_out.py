@@ -99,9 +99,8 @@ def test_training_is_the_same_to_the_bit_with_and_without_decoding(tmp_path: Pat
     (kept,) = [event for event in read_events(runs[1].events, "checkpoint") if event["best"]][-1:]
     assert kept["chosen_by"] == "decoding"
     drafter = read_events(runs[1].events, "sample")[-1]["workers"][-1]
-    assert drafter["evaluation_seconds"] == pytest.approx(
-        sum(event.get("decoding_seconds", 0) + event.get("drafter_seconds", 0) for event in events), rel=0.05, abs=0.1
-    )
+    busy = sum(event.get("decoding_seconds", 0) + event.get("drafter_seconds", 0) for event in events)
+    assert busy - 1e-3 <= drafter["evaluation_seconds"] <= sum(event["evaluation_seconds"] for event in events) + 1e-3
 
 
 def test_a_run_that_is_to_decode_with_nothing_to_decode_with_is_refused(
