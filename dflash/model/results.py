@@ -53,7 +53,7 @@ class Rounds:
 
     Attributes:
         answers: answers of two tokens or more.
-        tokens: of these answers without the first of each, which comes with the prompt.
+        tokens: that came of the rounds: all but the first of each answer, which comes with the prompt, and those of calls without a draft.
         rounds: blocks drafted for them, each verified by one call of the target.
     """
 

@@ -40,7 +40,7 @@ from dflash.model.results import BatchResult, BlockMetrics, StepResult, merged_m
 from dflash.model.selector import select
 from dflash.model.shape import DrafterShape
 from dflash.model.shared_weights import load_shared_weights
-from dflash.model.walk import places_to_walk, walk
+from dflash.model.walk import answers_to_walk, walk
 from dflash.model.weight_files import read_tensors, write_tensors
 
 if TYPE_CHECKING:
@@ -113,10 +113,10 @@ class DrafterTrainer:
         started = time.perf_counter()
         anchors = draw_anchors(rows, budget=self.config.evaluation.anchors, seed=self.config.optim.seed, epoch=EVALUATION)
         result = self._run(rows, features, anchors, epoch=EVALUATION, with_metrics=True, learn=False)
-        places = places_to_walk(rows, self.config.evaluation.decode_tokens)
-        drafted = self._draft(rows, features, places, CROSS_ENTROPY, noise_epoch=None, with_hits=True)
+        answers = answers_to_walk(rows, self.config.evaluation.decode_tokens)
+        drafted = self._draft(rows, features, answers.places, CROSS_ENTROPY, noise_epoch=None, with_hits=True)
         streaks = [_streaks(_right_slots(blocks, outcome.hits.cpu().numpy())) for blocks, outcome in drafted]
-        return _timed(replace(result, walk=walk(places, np.concatenate([np.empty(0, np.int64), *streaks]))), started)
+        return _timed(replace(result, walk=walk(answers, np.concatenate([np.empty(0, np.int64), *streaks]))), started)
 
     @torch.no_grad()
     def apply_step(self, lr: float, all_reduce: Callable[[Tensor], None] | None = None) -> StepResult:

@@ -11,6 +11,7 @@ the walk picks those it comes by. As in `dflash eval`, the answer is the first o
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -24,30 +25,47 @@ if TYPE_CHECKING:
     from dflash.data.rows import TokenRows
 
 
-def places_to_walk(rows: TokenRows, limit: int) -> Anchors:
-    """Each place of each row's first answer that a round may start from: all its tokens but the last, of `limit` tokens at most."""
+@dataclass(frozen=True)
+class Answers:
+    """The answers to walk over.
+
+    Attributes:
+        places: each place that a round may start from. With one token left up to the limit decoding drafts no more: no round starts there.
+        last: [rows], position of the last token that counts in its conversation.
+    """
+
+    places: Anchors
+    last: NDArray[np.int64]
+
+
+def answers_to_walk(rows: TokenRows, limit: int) -> Answers:
+    """Each row's first answer, of which `limit` tokens count at most."""
     places: list[NDArray[np.int64]] = []
+    last = np.zeros(len(rows), np.int64)
     for row in range(len(rows)):
         mask = rows.loss_mask[rows.offsets[row] : rows.offsets[row + 1]]
         start = int(mask.argmax()) if mask.any() else len(mask)
         after = np.flatnonzero(~mask[start:])
         length = int(after[0]) if len(after) else len(mask) - start
-        places.append(np.arange(start, start + max(min(length, limit) - 1, 0), dtype=np.int64))
-    return Anchors.of_rows(places)
+        last[row] = start + min(length, limit) - 1
+        places.append(np.arange(start, min(start + length - 1, start + limit - 2), dtype=np.int64))
+    return Answers(Anchors.of_rows(places), last)
 
 
-def walk(places: Anchors, streaks: NDArray[np.integer]) -> Rounds:
+def walk(answers: Answers, streaks: NDArray[np.integer]) -> Rounds:
     """Walk over answers.
 
     Args:
-        places: see `places_to_walk`.
+        answers: see `answers_to_walk`.
         streaks: [places], leading drafted tokens that are right when a block starts there.
     """
-    rounds = 0
+    rounds = tokens = 0
+    places = answers.places
     edges = np.flatnonzero(np.diff(places.row, prepend=-1, append=-2))
     for start, end in pairwise(edges.tolist()):
         at = start
         while at < end:
             rounds += 1
             at += int(streaks[at]) + 1
-    return Rounds(len(edges) - 1, len(places), rounds)
+        tokens += min(at - start, int(answers.last[places.row[start]] - places.position[start]))
+    return Rounds(len(edges) - 1, tokens, rounds)

@@ -75,6 +75,7 @@ class HeldOutDecoding:
 
 
 def rounds_of(answer: Decoded) -> Rounds:
-    """The rounds an answer took; its first token is the prompt's."""
-    tokens = len(answer.tokens) - 1
-    return Rounds(int(tokens > 0), tokens, len(answer.blocks))
+    """The rounds an answer took; its first token is the prompt's, and a call without a draft yields one token and is no round."""
+    without_draft = max(answer.target_calls - 1 - len(answer.blocks), 0)
+    tokens = len(answer.tokens) - 1 - without_draft
+    return Rounds(int(bool(answer.blocks)), tokens, len(answer.blocks))

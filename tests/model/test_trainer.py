@@ -311,7 +311,7 @@ def test_the_walk_over_answers_is_that_of_drafting_round_after_round(config):
         mask = rows.loss_mask[rows.offsets[row] : rows.offsets[row + 1]].tolist()
         at = start = mask.index(True)
         end = min(mask.index(False, start) if False in mask[start:] else len(mask), start + 20)
-        while at < end - 1:
+        while at < (end - 1 if end - start < 20 else end - 2):  # with one token left up to the limit nothing is drafted
             drafted = draft_greedily(trainer, rows, features, row, at)
             streak = 0
             while streak < 4 and at + streak + 1 < end and drafted[streak + 1] == text[at + streak + 1]:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dflash.data.rows import TokenRows
 from dflash.model.results import Rounds, merged_rounds
-from dflash.model.walk import places_to_walk, walk
+from dflash.model.walk import answers_to_walk, walk
 
 MASKS = st.lists(st.lists(st.booleans(), min_size=1, max_size=30), min_size=1, max_size=5)
 
@@ -31,28 +31,33 @@ def first_answer(mask: list[bool], limit: int) -> tuple[int, int]:
 
 @given(MASKS, st.integers(1, 12), st.randoms(use_true_random=False))
 def test_the_walk_is_that_of_decoding_one_answer_after_the_other(masks, limit, draws):
-    places = places_to_walk(rows_of(masks), limit)
+    answers = answers_to_walk(rows_of(masks), limit)
+    places = answers.places
     streaks = np.array([draws.randint(0, 4) for _ in range(len(places))], dtype=np.int64)
     streak_at = dict(zip(zip(places.row.tolist(), places.position.tolist(), strict=True), streaks, strict=True))
     expected = Rounds()
     for row, mask in enumerate(masks):
         start, end = first_answer(mask, limit)
         written = start + 1  # the first token is the prompt's
-        rounds = 0
+        rounds = tokens = 0
         while written < end:
+            if written - start == limit - 1:  # the last one there is room for is not drafted for
+                break
             rounds += 1
-            written += int(streak_at[row, written - 1]) + 1
-        expected += Rounds(int(end - start > 1), max(end - start - 1, 0), rounds)
-    assert walk(places, streaks) == expected
+            kept = min(int(streak_at[row, written - 1]) + 1, end - written)
+            written, tokens = written + kept, tokens + kept
+        expected += Rounds(int(rounds > 0), tokens, rounds)
+    assert walk(answers, streaks) == expected
 
 
-@given(MASKS, st.integers(1, 12))
+@given(MASKS, st.integers(40, 50))
 def test_with_no_token_accepted_a_round_goes_to_each_and_with_all_a_round_to_a_block(masks, limit):
-    places = places_to_walk(rows_of(masks), limit)
-    spans = [first_answer(mask, limit) for mask in masks]
-    one_by_one, at_once = walk(places, np.zeros(len(places), int)), walk(places, np.full(len(places), 3))
-    assert one_by_one.rounds == one_by_one.tokens == sum(max(end - start - 1, 0) for start, end in spans)
-    assert at_once.rounds == sum(math.ceil(max(end - start - 1, 0) / 4) for start, end in spans)
+    answers = answers_to_walk(rows_of(masks), limit)
+    lengths = [max(end - start - 1, 0) for start, end in (first_answer(mask, limit) for mask in masks)]
+    places = len(answers.places)
+    one_by_one, at_once = walk(answers, np.zeros(places, int)), walk(answers, np.full(places, 3))
+    assert one_by_one.rounds == one_by_one.tokens == at_once.tokens == sum(lengths)
+    assert at_once.rounds == sum(math.ceil(length / 4) for length in lengths)
 
 
 def test_rounds_add_up_and_none_have_no_acceptance():
