@@ -200,5 +200,9 @@ def _join_rejected(place: Workplace, numbers: Iterable[int]) -> None:
 def _nothing_kept(out: Path, counts: Counts) -> str:
     common = sorted(counts.reasons.items(), key=lambda item: (-item[1], item[0]))[:_REASONS_SHOWN]
     listed = "; ".join(f"{kind} ({number})" for kind, number in common)
-    place = f"Each is listed with its line in {out / REJECTED_NAME}"
-    return f"{out}: none of {counts.rows_read} rows could be used: {listed}. {place}. To use them: {remedy(common[0][0])}"
+    with (out / REJECTED_NAME).open("rb") as rejected:
+        first = json.loads(rejected.readline())
+    return (
+        f"{out}: none of {counts.rows_read} rows could be used: {listed}. The first is line {first['line']} of {first['file']} "
+        f"({first['reason']}); each is listed in {out / REJECTED_NAME}. To use them: {remedy(common[0][0])}"
+    )

@@ -30,7 +30,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from dflash.data.conversation import Conversation
 from dflash.data.losses import CALLS_UNWRITTEN, RowRejected, as_json
@@ -38,23 +38,25 @@ from dflash.data.marks import ASIDE, FIRST_MARK, found_marks, free_marks, with_m
 from dflash.data.template import ChatTemplate, Span, Tools
 from dflash.data.turn_order import Message
 
+_ID = "\ue000"  # private use
+
 
 @dataclass(frozen=True)
 class TurnRule:
     """How assistant turns are written behind a message of one role.
 
     Attributes:
-        opening: the text from the end of the message before to the end of the role header.
+        opening: the text from the end of the message before to the end of the role header; `_ID` in it stands for the id of the call
+            that the message before answers.
         ends: the texts that end a turn; an empty one when some turns have none.
     """
 
     opening: str
     ends: tuple[str, ...]
 
-    @cached_property
-    def opens(self) -> re.Pattern[str]:
-        """The opening, behind what white space the message before ends with (escaped, where a tool's answer is written as JSON)."""
-        return re.compile(r"(?:\s|\\[nrt])*?" + re.escape(self.opening))
+    def opens(self, before: Message) -> re.Pattern[str]:
+        """The opening behind this message, and what white space it ends with (escaped, where a tool's answer is written as JSON)."""
+        return _opens(self.opening.replace(_ID, str(before.get("tool_call_id", ""))))
 
     @cached_property
     def closes(self) -> re.Pattern[str]:
@@ -62,12 +64,17 @@ class TurnRule:
         return re.compile(r"\s*(" + "|".join(map(re.escape, self.ends)) + ")")
 
 
+@lru_cache(maxsize=64)
+def _opens(opening: str) -> re.Pattern[str]:
+    return re.compile(r"(?:\s|\\[nrt])*?" + re.escape(opening))
+
+
 class TurnFinder:
     """Finds the assistant's spans in one template's renderings."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
-        self._rules: dict[str, TurnRule | RowRejected] = {}
+        self._rules: dict[tuple[str, bool], TurnRule | RowRejected] = {}
 
     def spans(self, row: Conversation, *, last_only: bool) -> tuple[str, list[Span]]:
         """The rendered text and the assistant's spans in it, in order.
@@ -104,25 +111,27 @@ class TurnFinder:
                 return with_messages(row, messages)
         raise reason or RowRejected(CALLS_UNWRITTEN)
 
-    def rule(self, before: str) -> TurnRule:
+    def rule(self, before: str, *, by_id: bool = False) -> TurnRule:
         """The rule for assistant turns behind a message of role `before`, learned at first use.
+
+        Args:
+            before: the role.
+            by_id: whether that message, a tool's, names the call it answers by an id.
 
         Raises:
             RowRejected: the template refuses the probe, or writes turns in no way that can be told apart.
         """
-        if before not in self._rules:
-            try:
-                self._rules[before] = self._learn(before)
-            except RowRejected as reason:
-                self._rules[before] = reason
-        known = self._rules[before]
+        if (before, by_id) not in self._rules:
+            self._rules[before, by_id] = self._learn(before, by_id)
+        known = self._rules[before, by_id]
         if isinstance(known, RowRejected):
             raise known
         return known
 
     def _span(self, text: str, messages: Sequence[Message], turn: int, ends: dict[int, int]) -> Span:
-        rule = self.rule(messages[turn - 1]["role"])
-        opening = rule.opens.match(text, ends[turn - 1])
+        before = messages[turn - 1]
+        rule = self.rule(before["role"], by_id="tool_call_id" in before)
+        opening = rule.opens(before).match(text, ends[turn - 1])
         if opening is None or opening.end() > ends[turn]:
             raise RowRejected(ASIDE, f"message {turn + 1} does not stand behind the header {rule.opening!r}")
         if "tool_calls" in messages[turn]:
@@ -159,13 +168,16 @@ class TurnFinder:
             raise RowRejected(ASIDE, "the template changes, moves or leaves out the content of a message")
         return text, {owners[place]: position for place, position in found.items()}
 
-    def _learn(self, before: str) -> TurnRule:
-        try:
-            return self._learn_from(before, _probe(before))
-        except RowRejected:
-            if before != "tool":
-                raise
-            return self._learn_from(before, _probe_with_calls())  # templates may refuse the answer of a tool nobody called
+    def _learn(self, before: str, by_id: bool) -> TurnRule | RowRejected:
+        """From the first probe that the template takes: it may refuse the answer of a tool nobody called, or not know of calls."""
+        probes = [_probe(before)] + ([_probe_with_calls()] if before == "tool" else [])
+        reason: RowRejected | None = None
+        for probe in reversed(probes) if by_id else probes:
+            try:
+                return self._learn_from(before, probe)
+            except RowRejected as fault:
+                reason = reason or fault
+        return reason or RowRejected(ASIDE)
 
     def _learn_from(self, before: str, probe: list[Message]) -> TurnRule:
         text, ends = self._content_ends(probe, set(range(len(probe))))
@@ -176,9 +188,9 @@ class TurnFinder:
             opened, said, _ = text[ends[turn - 1] : ends[turn]].rpartition(probe[turn]["content"])
             if not said:
                 raise RowRejected(ASIDE, "the template changes the content of a message")
-            between.append(opened)
+            between.append(_without_id(opened, probe[turn - 1]))
             behind.append(text[ends[turn] : ends.get(turn + 1)].lstrip())
-        asked, unasked = (self._behind_last(probe[:-1], ask=ask) for ask in (True, False))
+        asked, unasked = (_without_id(self._behind_last(probe[:-1], ask=ask), probe[-2]) for ask in (True, False))
         return TurnRule(self._opening(between, asked, unasked), self._ends(behind))
 
     def _behind_last(self, messages: Sequence[Message], *, ask: bool) -> str:
@@ -222,6 +234,10 @@ def _probe(before: str) -> list[Message]:
         return [asks[0], says[0], asks[1], says[1]]
     tools = [{"role": "tool", "content": word} for word in ("east", "west")]
     return [asks[0], says[0], tools[0], says[1], asks[1], says[2], tools[1], says[3]]
+
+
+def _without_id(text: str, message: Message) -> str:
+    return text.replace(message["tool_call_id"], _ID) if "tool_call_id" in message else text
 
 
 def _probe_with_calls() -> list[Message]:

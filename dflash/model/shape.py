@@ -215,6 +215,8 @@ class DrafterShape:
         try:
             block_size = int(dflash["block_size"] if "block_size" in dflash else config["block_size"])
             layers = int(config["num_hidden_layers"])
+            if len(config.get("layer_types") or range(layers)) != layers:
+                raise ValueError(f"layer_types has {len(config['layer_types'])} entries for num_hidden_layers {layers}")
             shape = cls(
                 hidden_size=int(config["hidden_size"]),
                 intermediate_size=int(config["intermediate_size"]),
