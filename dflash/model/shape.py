@@ -123,6 +123,12 @@ class DrafterShape:
             raise RefusedInput(
                 f"drafter.target_layer_ids {list(self.target_layer_ids)}: give each captured layer once, at least one"
             )
+        least = {"block_size": 2, "max_positions": 1, "vocab_size": 1, "target_layers": 1, "layers": 1} | dict.fromkeys(
+            ("hidden_size", "intermediate_size", "heads", "kv_heads", "head_dim"), 1
+        )
+        small = [name for name, bound in least.items() if getattr(self, name) < bound]
+        if small:
+            raise RefusedInput(f"drafter.{small[0]}={getattr(self, small[0])}: {least[small[0]]} or more is needed")
         if self.heads % self.kv_heads:
             raise RefusedInput(f"drafter.heads={self.heads} is no multiple of drafter.kv_heads={self.kv_heads}")
         if self.head_dim % 2:
@@ -212,6 +218,8 @@ class DrafterShape:
         """
         config = read_json(place)
         dflash = config.get("dflash_config") or {}
+        if not isinstance(dflash, dict):
+            raise RefusedInput(f"{place}: dflash_config is no mapping; is this the config.json of a DFlash drafter?")
         try:
             block_size = int(dflash["block_size"] if "block_size" in dflash else config["block_size"])
             layers = int(config["num_hidden_layers"])
@@ -243,7 +251,10 @@ class DrafterShape:
             raise RefusedInput(f"{place}: {error.args[0]} is missing; is this the config.json of a DFlash drafter?") from error
         except (TypeError, ValueError) as error:
             raise RefusedInput(f"{place}: a field has the wrong kind ({error})") from error
-        shape.check()
+        try:
+            shape.check()
+        except RefusedInput as error:
+            raise RefusedInput(f"{place}: {error}") from error
         return shape
 
 
