@@ -104,5 +104,5 @@ class ChatFormat:
             asked = self.template.render([{"role": "user", "content": question}], ask=True)
         except RowRejected:
             return "", ()
-        header = rule.opens.match(asked, asked.rindex(question) + len(question))
+        header = rule.opens({"role": "user", "content": question}).match(asked, asked.rindex(question) + len(question))
         return ("" if header is None else asked[header.end() :]), rule.ends
